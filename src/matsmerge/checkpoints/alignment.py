@@ -1,0 +1,274 @@
+"""Do these models fit together? Answered from headers, with every difference at once."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor
+
+from matsmerge.checkpoints.checkpoint import EXACT_DTYPES, Checkpoint, TensorSpec, dtype_name
+from matsmerge.errors import AlignmentError
+
+_MAX_LISTED = 8  # tensors named per kind of difference and model; the rest are counted
+_COMPARE_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class AlignedModel:
+    """A checkpoint under the names all models share."""
+
+    name: str
+    checkpoint: Checkpoint
+    names: Mapping[str, str]  # shared name -> name in the checkpoint
+    heads: tuple[str, ...]  # names in the checkpoint of what belongs to this model alone
+
+    def spec(self, name: str) -> TensorSpec:
+        return self.checkpoint.specs[self.names[name]]
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        return self.checkpoint.read(self.names[name], start, stop)
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        self.checkpoint.prefetch(self.names[name], start, stop)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Models that fit: the parameters they share, in the order of the first model's file."""
+
+    models: tuple[AlignedModel, ...]
+    base: AlignedModel | None
+    names: tuple[str, ...]
+    tied: Mapping[str, str]  # other name -> shared name
+    notes: tuple[str, ...]  # what was decided without being asked
+
+    @property
+    def everyone(self) -> tuple[AlignedModel, ...]:
+        return (*self.models, self.base) if self.base else self.models
+
+
+def align(
+    models: Mapping[str, Checkpoint],
+    base: Checkpoint | None,
+    *,
+    heads: Sequence[str] = (),
+    dtype: torch.dtype | None = None,
+    may_differ: Callable[[str], bool] = lambda _: False,
+) -> Alignment:
+    """Match tensors over all models and the base.
+
+    `heads` are patterns of parameters each model keeps for itself. With a `dtype` the stored
+    dtypes may differ. `may_differ` says of which integer buffers nobody needs equality.
+    """
+    everyone = dict(models) | ({"base": base} if base else {})
+    reference = next(iter(models.values()))
+    notes: list[str] = []
+    tables: dict[str, dict[str, str]] = {}  # model -> any of its names -> name in its file
+    for name, checkpoint in everyone.items():
+        table = {n: n for n in checkpoint.specs} | dict(checkpoint.aliases)
+        rename, note = _match_prefix(reference, table)
+        if note:
+            notes.append(f"{_title(name, checkpoint)}: {note}")
+        tables[name] = {rename(n): target for n, target in table.items()}
+
+    _check_patterns(heads, tables)
+    own: dict[str, dict[str, str]] = {}
+    for name, table in tables.items():
+        own[name] = {n: table.pop(n) for n in list(table) if matches(n, heads)}
+    tied = _drop_tied(tables)
+    found = _find_heads(everyone, tables)
+    if found:
+        for name, table in tables.items():
+            own[name] |= {n: table.pop(n) for n in list(table) if n in found}
+        notes.append(
+            f"kept apart as each model's own head, since they fit no other model: "
+            f"{', '.join(sorted(found))}"
+        )
+
+    problems = _differences(everyone, tables, dtype)
+    if problems:
+        raise AlignmentError(problems)
+    aligned = {
+        name: AlignedModel(name, checkpoint, tables[name], tuple(dict.fromkeys(own[name].values())))
+        for name, checkpoint in everyone.items()
+    }
+    shared = tuple(tables[next(iter(models))])
+    if not shared:
+        raise AlignmentError("no parameters are left to merge: the head patterns match all of them")
+    problems = [p for n in shared if not may_differ(n) for p in _compare_exact(n, aligned)]
+    if problems:
+        raise AlignmentError(problems)
+    return Alignment(
+        models=tuple(aligned[name] for name in models),
+        base=aligned["base"] if base else None,
+        names=shared,
+        tied=tied,
+        notes=tuple(notes),
+    )
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Does a parameter's name match one of the shell-style patterns?"""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _title(name: str, checkpoint: Checkpoint) -> str:
+    return (
+        checkpoint.label if name in (checkpoint.label, "base") else f"{name} ({checkpoint.label})"
+    )
+
+
+def _match_prefix(
+    reference: Checkpoint, table: Mapping[str, str]
+) -> tuple[Callable[[str], str], str | None]:
+    """A renaming for checkpoints that only differ by a leading module, as `bert.` with and without.
+
+    Transformers saves the bare encoder and the same encoder under a head this way.
+    """
+    wanted = {*reference.specs, *reference.aliases}
+    if wanted & table.keys():
+        return str, None
+    for name in table:
+        for other in wanted:
+            if other.endswith(f".{name}"):
+                prefix = other.removesuffix(name)
+                return prefix.__add__, f"its names were read with '{prefix}' in front"
+            if name.endswith(f".{other}"):
+                prefix = name.removesuffix(other)
+                return (
+                    lambda n, prefix=prefix: n.removeprefix(prefix)  # type: ignore[misc]
+                ), f"its names were read without the leading '{prefix}'"
+    return str, None
+
+
+def _check_patterns(heads: Sequence[str], tables: Mapping[str, Mapping[str, str]]) -> None:
+    names = {name for table in tables.values() for name in table}
+    unused = [p for p in heads if not any(matches(name, [p]) for name in names)]
+    if unused:
+        raise AlignmentError(
+            [f"the head pattern '{p}' matches no parameter, e.g. {min(names)}" for p in unused]
+        )
+
+
+def _drop_tied(tables: Mapping[str, dict[str, str]]) -> dict[str, str]:
+    """Leave one name of every tied weight: the first that all models know."""
+    tied: dict[str, str] = {}
+    for table in tables.values():
+        groups: dict[str, list[str]] = {}
+        for name, target in table.items():
+            groups.setdefault(target, []).append(name)
+        for group in groups.values():
+            if len(group) > 1:
+                kept = next((n for n in group if all(n in t for t in tables.values())), group[0])
+                tied |= {n: kept for n in group if n != kept}
+    for name, kept in list(tied.items()):
+        for table in tables.values():
+            # Elsewhere the two names may be two tensors: then they stay and are reported.
+            if name in table and table.get(kept) == table[name]:
+                del table[name]
+        if any(name in table for table in tables.values()):
+            del tied[name]
+    return tied
+
+
+_NOT_A_HEAD = re.compile(r"embed|wte|wpe|shared|position|(^|\.)\d+(\.|$)")
+
+
+def _find_heads(
+    everyone: Mapping[str, Checkpoint], tables: Mapping[str, Mapping[str, str]]
+) -> set[str]:
+    """Parameters of one output layer that fit no other model, if that is all that does not fit.
+
+    They differ in their number of outputs only, or the base does not have them at all.
+    """
+    odd: set[str] = set()
+    for name in {n for table in tables.values() for n in table}:
+        shapes = {
+            model: everyone[model].specs[table[name]].shape
+            for model, table in tables.items()
+            if name in table
+        }
+        missing = tables.keys() - shapes.keys()
+        if missing and missing != {"base"}:
+            continue
+        outputs_differ = len(set(shapes.values())) > 1
+        same_inputs = len({shape[1:] for shape in shapes.values()}) == 1
+        if missing or (outputs_differ and same_inputs):
+            if max(len(shape) for shape in shapes.values()) > 2:
+                return set()
+            odd.add(name)
+    modules = {name.rpartition(".")[0] for name in odd}
+    if len(modules) != 1 or _NOT_A_HEAD.search(next(iter(odd))):
+        return set()
+    module = modules.pop()
+    return {n for table in tables.values() for n in table if n.rpartition(".")[0] == module}
+
+
+def _differences(
+    everyone: Mapping[str, Checkpoint],
+    tables: Mapping[str, Mapping[str, str]],
+    dtype: torch.dtype | None,
+) -> list[str]:
+    first, *others = tables
+    reference = tables[first]
+    problems: list[str] = []
+    heads_hint = "name what belongs to one task alone with --heads / heads:"
+    for other in others:
+        table = tables[other]
+        title, against = _title(other, everyone[other]), _title(first, everyone[first])
+        specs = {n: everyone[other].specs[t] for n, t in table.items()}
+        wanted = {n: everyone[first].specs[t] for n, t in reference.items()}
+        missing = [n for n in wanted if n not in specs]
+        extra = [n for n in specs if n not in wanted]
+        both = [n for n in wanted if n in specs]
+        shapes = [
+            f"{n} {list(specs[n].shape)} instead of {list(wanted[n].shape)}"
+            for n in both
+            if specs[n].shape != wanted[n].shape
+        ]
+        kinds = [
+            f"{n} {dtype_name(specs[n].dtype)} instead of {dtype_name(wanted[n].dtype)}"
+            for n in both
+            if specs[n].dtype != wanted[n].dtype
+            and (dtype is None or not all(s[n].dtype.is_floating_point for s in (specs, wanted)))
+        ]
+        for items, what, advice in (
+            (missing, f"lacks {_count(missing)} that {against} has", heads_hint),
+            (extra, f"has {_count(extra)} that {against} lacks", heads_hint),
+            (shapes, f"has {_count(shapes)} of another shape than {against}", heads_hint),
+            (kinds, f"has {_count(kinds)} of another dtype than {against}",
+             "choose the output's dtype with --dtype / dtype:"),
+        ):  # fmt: skip
+            if items:
+                problems.append(f"{title} {what}: {_listing(items)} ({advice})")
+    return problems
+
+
+def _count(items: Sequence[str]) -> str:
+    return f"{len(items)} tensor{'s' if len(items) != 1 else ''}"
+
+
+def _listing(items: Sequence[str]) -> str:
+    shown = ", ".join(items[:_MAX_LISTED])
+    return shown + (f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else "")
+
+
+def _compare_exact(name: str, everyone: Mapping[str, AlignedModel]) -> list[str]:
+    """Integer and boolean buffers cannot be averaged, so they must be equal."""
+    first, *others = everyone.values()
+    spec = first.spec(name)
+    if spec.dtype not in EXACT_DTYPES:
+        return []
+    for start in range(0, spec.num_elements, _COMPARE_ELEMENTS):
+        stop = min(start + _COMPARE_ELEMENTS, spec.num_elements)
+        expected = first.read(name, start, stop)
+        for other in others:
+            if not torch.equal(expected, other.read(name, start, stop)):
+                return [
+                    f"{_title(other.name, other.checkpoint)}: the {dtype_name(spec.dtype)} buffer "
+                    f"'{name}' differs from {_title(first.name, first.checkpoint)}; take one "
+                    "model's with an override whose method is passthrough, or list it in heads"
+                ]
+    return []

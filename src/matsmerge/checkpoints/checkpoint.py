@@ -1,0 +1,85 @@
+"""What a checkpoint is: headers first, then one piece of one tensor at a time."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from matsmerge.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """What a header says of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def num_elements(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_elements * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)} {list(self.shape)}"
+
+
+class Checkpoint(ABC):
+    """Named tensors that can be read in pieces, from any thread.
+
+    `label` is how the user named it. `specs` lists every tensor once; a tied weight's other
+    names are in `aliases` (other name -> name in `specs`). `folder` is where its
+    configuration and tokenizer lie, if anywhere.
+    """
+
+    label: str
+    specs: Mapping[str, TensorSpec]
+    aliases: Mapping[str, str]
+    folder: Path | None
+
+    @abstractmethod
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements `start` to `stop` of a tensor, flat and as stored; may be a view, so read only."""
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:  # noqa: B027
+        """Say that these elements will be read soon."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        name = self.aliases.get(name, name)
+        spec = self.specs[name]
+        return self.read(name, 0, spec.num_elements).view(spec.shape)
+
+
+FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+EXACT_DTYPES = (
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint64,
+    torch.uint32,
+    torch.uint16,
+    torch.uint8,
+    torch.bool,
+)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16` for `torch.bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_dtype(dtype: torch.dtype, name: str, label: str) -> None:
+    """Refuse a tensor whose values are not plain numbers we can merge or compare."""
+    if dtype not in FLOAT_DTYPES and dtype not in EXACT_DTYPES:
+        raise CheckpointError(
+            f"{label}: tensor '{name}' has dtype {dtype_name(dtype)}, which cannot be merged; "
+            "convert the checkpoint to float32, bfloat16 or float16 first"
+        )

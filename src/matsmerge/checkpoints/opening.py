@@ -1,0 +1,153 @@
+"""From what the user names to a `Checkpoint`: file, folder, hub id, state dict or module."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.checkpoints.hub import download
+from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
+from matsmerge.checkpoints.stored import StoredCheckpoint
+from matsmerge.errors import CheckpointError
+
+Source = str | Path | Mapping[str, Tensor] | nn.Module | Checkpoint
+
+# In the order in which transformers and peft look for them.
+_WEIGHT_FILES = (
+    "model.safetensors.index.json",
+    "model.safetensors",
+    "adapter_model.safetensors",
+    "pytorch_model.bin.index.json",
+    "pytorch_model.bin",
+    "adapter_model.bin",
+)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
+    """Open a checkpoint; only headers are read (and a hub id is downloaded).
+
+    A string is a path if it exists, else a hub id with an optional `@revision`.
+    """
+    if isinstance(source, Checkpoint):
+        return source
+    if isinstance(source, (Mapping, nn.Module)):
+        return InMemoryCheckpoint(label or type(source).__name__, source)
+    label = label or str(source)
+    path = Path(source).expanduser()
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise CheckpointError(f"{label}: cannot be read ({error.strerror})") from error
+    if not exists:
+        name, _, revision = str(source).partition("@")
+        if not _HUB_ID.fullmatch(name):
+            raise CheckpointError(
+                f"{label}: no such file or folder (a hub id would look like 'owner/name')"
+            )
+        path = download(name, revision or None)
+    checkpoint = _open_folder(label, path) if path.is_dir() else _open_file(label, path, None)
+    if not checkpoint.specs:
+        raise CheckpointError(f"{label}: holds no tensors")
+    return checkpoint
+
+
+def _open_file(label: str, path: Path, folder: Path | None) -> Checkpoint:
+    if path.suffix == ".safetensors":
+        return StoredCheckpoint(label, [path], folder)
+    if path.suffix in (".bin", ".pt", ".pth"):
+        return InMemoryCheckpoint(label, load_pickled(path), folder)
+    raise CheckpointError(f"{path}: expected .safetensors, .bin, .pt, .pth, or a folder")
+
+
+def _open_folder(label: str, folder: Path) -> Checkpoint:
+    try:
+        names = sorted(entry.name for entry in folder.iterdir())
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be listed ({error.strerror})") from error
+    name = next((name for name in _WEIGHT_FILES if name in names), None)
+    if name is None:
+        others = [name for name in names if name.endswith(".safetensors")]
+        if len(others) != 1:
+            raise CheckpointError(
+                f"{folder}: no model weights; expected one of {', '.join(_WEIGHT_FILES)}, "
+                f"found {', '.join(names[:10]) or 'an empty folder'}"
+            )
+        name = others[0]
+    path = contained(folder, name)
+    if not name.endswith(".index.json"):
+        return _open_file(label, path, folder)
+
+    shards = _shards(folder, path)
+    if name.startswith("model"):
+        checkpoint: Checkpoint = StoredCheckpoint(label, list(shards), folder)
+    else:
+        state: dict[str, Tensor] = {}
+        for shard in shards:
+            state.update(load_pickled(shard))
+        checkpoint = InMemoryCheckpoint(label, state, folder)
+    _check_index(path, shards, checkpoint)
+    return checkpoint
+
+
+def _shards(folder: Path, index: Path) -> dict[Path, list[str]]:
+    """The shards an index names, each with the tensors it should hold."""
+    try:
+        weight_map = json.loads(index.read_text())["weight_map"]
+        if not isinstance(weight_map, dict):
+            raise TypeError("weight_map is not an object")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{index}: not a checkpoint index ({error!r})") from error
+    problems: list[str] = []
+    shards: dict[Path, list[str]] = {}
+    paths: dict[Any, Path | None] = {}
+    for tensor, name in weight_map.items():
+        if name not in paths:
+            paths[name] = None
+            if not isinstance(name, str) or not name or Path(name).name != name:
+                problems.append(
+                    f"{index}: points to '{name}', which is not a file name in its folder"
+                )
+            elif not (folder / name).is_file():
+                problems.append(f"{index}: points to shard '{name}', which is missing")
+            else:
+                paths[name] = contained(folder, name)
+        path = paths[name]
+        if path is not None:
+            shards.setdefault(path, []).append(tensor)
+    if problems:
+        raise CheckpointError(problems)
+    return shards
+
+
+def _check_index(index: Path, shards: Mapping[Path, list[str]], checkpoint: Checkpoint) -> None:
+    listed = {tensor for tensors in shards.values() for tensor in tensors}
+    present = {*checkpoint.specs, *checkpoint.aliases}
+    problems = [f"{index}: lists '{name}', which no shard holds" for name in listed - present]
+    problems += [
+        f"{index}: does not list '{name}', which a shard holds"
+        for name in sorted(set(checkpoint.specs) - listed)
+    ]
+    if problems:
+        raise CheckpointError(sorted(problems))
+
+
+def contained(folder: Path, name: str) -> Path:
+    """`folder/name`, unless a link leads out of the folder.
+
+    The hub's cache keeps `snapshots/REVISION/file` as links to `blobs/`; those are followed.
+    """
+    path = folder / name
+    target = path.resolve()
+    allowed = [folder.resolve()]
+    if folder.resolve().parent.name == "snapshots":
+        allowed.append(folder.resolve().parent.parent / "blobs")
+    if not any(target.is_relative_to(root) for root in allowed):
+        raise CheckpointError(
+            f"{path}: is a link to {target}, outside of its folder; copy the file into the folder"
+        )
+    return path

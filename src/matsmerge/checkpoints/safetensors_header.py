@@ -1,0 +1,142 @@
+"""The header of a safetensors file, read and written.
+
+We parse the header ourselves rather than through the safetensors library because we need the
+byte offsets: tensors are then read with `pread` in small pieces (a memory map would count
+towards resident memory and turn a truncated file into a crash) and written in any order
+into a file whose header is already there.
+"""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.errors import CheckpointError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class Header:
+    """Tensors of a file in the order of their bytes, and where each begins."""
+
+    specs: Mapping[str, TensorSpec]
+    offsets: Mapping[str, int]  # from the beginning of the file
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """Read and check a header; a damaged or truncated file is a `CheckpointError`."""
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            prefix = file.read(8)
+            if len(prefix) < 8:
+                raise CheckpointError(f"{path}: truncated, only {size} bytes")
+            (length,) = struct.unpack("<Q", prefix)
+            if length > min(size - 8, _MAX_HEADER_BYTES):
+                raise CheckpointError(
+                    f"{path}: not a safetensors file or truncated "
+                    f"(header of {length} bytes in a file of {size}); download or save it again"
+                )
+            raw = file.read(length)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    return _parse(path, raw, size)
+
+
+def _parse(path: Path, raw: bytes, size: int) -> Header:
+    try:
+        entries = json.loads(raw.decode(), object_pairs_hook=_without_duplicates)
+        if not isinstance(entries, dict):
+            raise ValueError("not a JSON object")
+        metadata = entries.pop("__metadata__", {})
+        located = {name: _entry(name, entry) for name, entry in entries.items()}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise CheckpointError(f"{path}: damaged header ({error})") from error
+
+    specs: dict[str, TensorSpec] = {}
+    offsets: dict[str, int] = {}
+    data_start = 8 + len(raw)
+    position = 0
+    for name, (spec, begin, end) in sorted(located.items(), key=lambda item: item[1][1:]):
+        if begin != position or end - begin != spec.num_bytes:
+            raise CheckpointError(
+                f"{path}: tensor '{name}' ({spec}, {spec.num_bytes} bytes) is said to lie at bytes "
+                f"{begin} to {end}; expected {position} to {position + spec.num_bytes}"
+            )
+        specs[name] = spec
+        offsets[name] = data_start + begin
+        position = end
+    if data_start + position != size:
+        raise CheckpointError(
+            f"{path}: {'truncated' if size < data_start + position else 'has bytes left over'}: "
+            f"its header describes {data_start + position} bytes, the file has {size}; "
+            "download or save it again"
+        )
+    return Header(specs, offsets, {str(k): str(v) for k, v in metadata.items()})
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"'{key}' appears twice")
+        result[key] = value
+    return result
+
+
+def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
+    if entry["dtype"] not in DTYPES:
+        raise ValueError(
+            f"tensor '{name}' has dtype {entry['dtype']}, which cannot be merged; "
+            "convert the checkpoint to float32, bfloat16 or float16 first"
+        )
+    shape, (begin, end) = entry["shape"], entry["data_offsets"]
+    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
+        raise ValueError(f"tensor '{name}' has a shape or an offset that is not a whole number")
+    return TensorSpec(DTYPES[entry["dtype"]], tuple(shape)), begin, end
+
+
+def encode_header(
+    specs: Mapping[str, TensorSpec], metadata: Mapping[str, str]
+) -> tuple[bytes, dict[str, int]]:
+    """The bytes that begin a file with these tensors, and each tensor's offset in the file."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    begins: dict[str, int] = {}
+    position = 0
+    for name, spec in specs.items():
+        begins[name] = position
+        position += spec.num_bytes
+        entries[name] = {
+            "dtype": _CODES[spec.dtype],
+            "shape": list(spec.shape),
+            "data_offsets": [begins[name], position],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    # Readers expect the data to begin at a multiple of eight bytes.
+    text = text.ljust(math.ceil(len(text) / 8) * 8)
+    encoded = struct.pack("<Q", len(text)) + text
+    return encoded, {name: len(encoded) + begin for name, begin in begins.items()}

@@ -1,0 +1,109 @@
+"""Checkpoints in safetensors files: one file, or the shards of one model."""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.safetensors_header import Header, read_header
+from matsmerge.errors import CheckpointError
+
+
+class StoredCheckpoint(Checkpoint):
+    """Tensors in safetensors files, read with `pread`.
+
+    It can be pickled: a copy in another process opens the files for itself.
+    """
+
+    def __init__(self, label: str, paths: Sequence[Path], folder: Path | None) -> None:
+        self.label = label
+        self.folder = folder
+        specs: dict[str, TensorSpec] = {}
+        self._where: dict[str, tuple[Path, int]] = {}
+        problems: list[str] = []
+        headers: dict[Path, Header] = {}
+        for path in paths:
+            try:
+                headers[path] = read_header(path)
+            except CheckpointError as error:
+                problems += error.problems
+        for path, header in headers.items():
+            for name, spec in header.specs.items():
+                if name in specs:
+                    problems.append(
+                        f"{path}: tensor '{name}' is also in {self._where[name][0].name}; "
+                        "each tensor must be in one shard only"
+                    )
+                specs[name] = spec
+                self._where[name] = path, header.offsets[name]
+        if problems:
+            raise CheckpointError(problems)
+        self.specs = specs
+        self.aliases = _saved_ties(headers.values(), specs)
+        self._descriptors: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        dtype = self.specs[name].dtype
+        result = torch.empty(stop - start, dtype=dtype)
+        path, offset = self._where[name]
+        view = memoryview(result.view(torch.uint8).numpy())
+        offset += start * dtype.itemsize
+        while len(view):
+            count = os.preadv(self._descriptor(path), [view], offset)
+            if count == 0:
+                raise CheckpointError(
+                    f"{path}: ended while reading tensor '{name}'; it was cut since it was opened"
+                )
+            view = view[count:]
+            offset += count
+        return result
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        if not hasattr(os, "posix_fadvise"):
+            return
+        size = self.specs[name].dtype.itemsize
+        path, offset = self._where[name]
+        os.posix_fadvise(
+            self._descriptor(path),
+            offset + start * size,
+            (stop - start) * size,
+            os.POSIX_FADV_WILLNEED,
+        )
+
+    def _descriptor(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._descriptors:
+                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            return self._descriptors[path]
+
+    def close(self) -> None:
+        """Close the files; reading opens them again."""
+        with self._lock:
+            while self._descriptors:
+                os.close(self._descriptors.popitem()[1])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptors"):
+            self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in self.__dict__.items() if k not in ("_descriptors", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _descriptors={}, _lock=threading.Lock())
+
+
+def _saved_ties(headers: Any, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
+    """Ties noted by `safetensors.torch.save_model`: metadata `{left out name: kept name}`."""
+    return {
+        other: kept
+        for header in headers
+        for other, kept in header.metadata.items()
+        if kept in specs and other not in specs
+    }

@@ -1,0 +1,72 @@
+"""What the commands show: progress, tables, notes, errors."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+stdout = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
+
+
+class ProgressBars:
+    """A merge's progress, one bar per stage, on standard error."""
+
+    def __init__(self, bars: Bars) -> None:
+        self._bars = bars
+        self._current: TaskID | None = None
+
+    def stage(self, title: str, num_bytes: int) -> None:
+        self._current = self._bars.add_task(title, total=num_bytes)
+
+    def advance(self, num_bytes: int) -> None:
+        if self._current is not None:
+            self._bars.advance(self._current, num_bytes)
+
+
+@contextmanager
+def progress_bars(*, quiet: bool) -> Iterator[ProgressBars]:
+    """Show bytes, rate and time left while the block runs."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=stderr, disable=quiet) as bars:
+        yield ProgressBars(bars)
+
+
+def make_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None
+) -> Table:
+    """A table whose columns after the first are numbers, aligned to the right."""
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for i, column in enumerate(columns):
+        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def show_notes(notes: Iterable[str]) -> None:
+    for note in notes:
+        stderr.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+def show_problems(problems: Sequence[str]) -> None:
+    for problem in problems:
+        stderr.print("[bold red]error:[/] ", end="")
+        stderr.print(problem, markup=False, soft_wrap=True)

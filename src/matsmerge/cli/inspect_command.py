@@ -1,0 +1,95 @@
+"""`mats inspect`."""
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from matsmerge.cli import display
+
+if TYPE_CHECKING:
+    from matsmerge.checkpoints.checkpoint import Checkpoint
+
+_MAX_LISTED = 12
+
+
+def inspect(
+    path: Annotated[str, typer.Argument(help="A checkpoint: file, folder or hub id.")],
+    other: Annotated[
+        str | None,
+        typer.Argument(help="A second one: show the differences.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+) -> None:
+    """Show what is in a checkpoint, or how two differ."""
+    from matsmerge.checkpoints.opening import open_checkpoint
+
+    checkpoint = open_checkpoint(path)
+    if other is None:
+        _show_one(checkpoint, as_json=as_json)
+    else:
+        _show_difference(checkpoint, open_checkpoint(other), quiet=quiet, as_json=as_json)
+
+
+def _show_one(checkpoint: "Checkpoint", *, as_json: bool) -> None:
+    from matsmerge.checkpoints.fingerprint import fingerprint
+    from matsmerge.checkpoints.summary import summarize
+    from matsmerge.engine.machine import format_bytes
+
+    summary = summarize(checkpoint)
+    if as_json:
+        content = {
+            "path": checkpoint.label,
+            "fingerprint": fingerprint(checkpoint),
+            "kinds": {kind: asdict(found) for kind, found in summary.items()},
+            "tied": dict(checkpoint.aliases),
+        }
+        print(json.dumps(content, indent=2))
+        return
+    rows = [
+        (
+            kind,
+            f"{found.num_tensors:,}",
+            f"{found.num_parameters:,}",
+            format_bytes(found.num_bytes),
+            ", ".join(found.dtypes),
+        )
+        for kind, found in summary.items()
+    ]
+    columns = ("kind", "tensors", "parameters", "size", "dtypes")
+    display.stdout.print(display.make_table(columns, rows, title=checkpoint.label))
+    for name, kept in checkpoint.aliases.items():
+        display.stdout.print(f"tied: {name} is {kept}", markup=False)
+    display.stdout.print(f"fingerprint: {fingerprint(checkpoint)[:16]}")
+
+
+def _show_difference(
+    first: "Checkpoint", second: "Checkpoint", *, quiet: bool, as_json: bool
+) -> None:
+    from matsmerge.checkpoints.summary import compare
+
+    with display.progress_bars(quiet=quiet or as_json) as bars:
+        bars.stage("comparing", sum(spec.num_bytes for spec in first.specs.values()))
+        found = compare(first, second, bars.advance)
+    if as_json:
+        print(json.dumps(asdict(found), indent=2))
+        return
+    for names, title in (
+        (found.only_first, f"only in {first.label}"),
+        (found.only_second, f"only in {second.label}"),
+        ([f"{n}: {first.specs[n]} / {second.specs[n]}" for n in found.other_shape], "other shape"),
+        ([f"{n}: {first.specs[n]} / {second.specs[n]}" for n in found.other_dtype], "other dtype"),
+    ):
+        if names:
+            display.stdout.print(f"[bold]{title}[/] ({len(names)})")
+            for name in names[:_MAX_LISTED]:
+                display.stdout.print(f"  {name}", markup=False)
+            if len(names) > _MAX_LISTED:
+                display.stdout.print(f"  and {len(names) - _MAX_LISTED} more")
+    rows = [(name, f"{distance:.3%}") for name, distance in list(found.changed.items())]
+    display.stdout.print(f"{found.num_equal} tensors equal, {len(rows)} changed")
+    if rows:
+        title = "most changed, relative to the first"
+        display.stdout.print(display.make_table(("tensor", "distance"), rows[:_MAX_LISTED], title))

@@ -1,0 +1,88 @@
+"""`mats`: commands, and what their exit codes mean.
+
+0: done. 1: something the user can put right (also a wrong option). 2: a bug of ours.
+130: interrupted.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from matsmerge.cli import display, inspect_command, merge_command
+from matsmerge.errors import MatsError
+from matsmerge.version import __version__
+
+# Typer has its own copy of click in some versions; these are the classes it really raises.
+_UsageError = typer.BadParameter.__base__
+_CommandError = _UsageError.__base__
+
+app = typer.Typer(
+    name="mats",
+    help="Merge fine-tuned models into one, without training again.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("merge")(merge_command.merge)
+app.command("inspect")(inspect_command.inspect)
+
+
+def _version(value: bool) -> None:
+    if value:
+        display.stdout.print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Merge fine-tuned models into one, without training again."""
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes, for editors that check YAML as you type."""
+    import json
+
+    from matsmerge.recipes.schema import recipe_schema
+
+    print(json.dumps(recipe_schema(), indent=2))
+
+
+def main() -> None:
+    """Run a command and exit."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run a command; returns its exit code."""
+    try:
+        result = app(arguments or ["--help"], prog_name="mats", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except MatsError as error:
+        display.show_problems(error.problems)
+    except (KeyboardInterrupt, typer.Abort):
+        display.show_problems(["interrupted; a merge can be continued with --resume"])
+        return 130
+    except Exception as error:
+        if isinstance(error, _CommandError):
+            display.show_problems([error.format_message()])
+            display.stderr.print("see mats --help or mats COMMAND --help")
+            return 1
+        import traceback
+
+        display.stderr.print(traceback.format_exc(), markup=False)
+        display.show_problems(
+            ["this is a bug in matsmerge, please report it with the lines above; nothing was lost"]
+        )
+        return 2
+    return 1
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Carrying out a merge: plan, jobs, executor, output folder."""

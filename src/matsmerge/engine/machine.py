@@ -1,0 +1,61 @@
+"""What this machine has to offer, and sizes as people write them."""
+
+import os
+import re
+from pathlib import Path
+
+from matsmerge.errors import RecipeError
+
+_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def parse_bytes(text: str) -> int:
+    """`1.5GB`, `800 MiB` or `1000000` as a number of bytes."""
+    match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]i?)?b?\s*", text.lower())
+    try:
+        if match is None:
+            raise ValueError
+        return int(float(match[1]) * _UNITS[match[2] or ""])
+    except (ValueError, KeyError):
+        raise RecipeError(f"'{text}' is not a size; write it as 500MB, 4GB or 2GiB") from None
+
+
+def format_bytes(num_bytes: float) -> str:
+    """`1.5 GB`, for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(num_bytes) < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def available_bytes() -> int:
+    """Memory that can be used now: the system's, or what is left of the container's."""
+    try:
+        meminfo = Path("/proc/meminfo").read_text()
+        found = re.search(r"MemAvailable:\s+(\d+) kB", meminfo)
+        available = int(found[1]) * 1024 if found else 0
+    except OSError:
+        available = 0
+    available = available or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    try:
+        limit = (_CGROUP / "memory.max").read_text().strip()
+        if limit != "max":
+            used = int((_CGROUP / "memory.current").read_text())
+            available = min(available, int(limit) - used)
+    except OSError:
+        pass
+    return max(available, 0)
+
+
+def default_memory_bytes() -> int:
+    """Half of what is available: the page cache earns its keep with the other half."""
+    return available_bytes() // 2
+
+
+def num_cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

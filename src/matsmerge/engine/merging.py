@@ -1,0 +1,307 @@
+"""A merge from beginning to end: open, align, plan, measure, merge, write."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from matsmerge.checkpoints.alignment import Alignment, align, matches
+from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
+from matsmerge.checkpoints.companions import copy_companions
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.opening import Source, open_checkpoint
+from matsmerge.engine.executor import Executor, LocalExecutor
+from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, Layout, make_layout
+from matsmerge.engine.measuring import Measurements, measure
+from matsmerge.engine.model_card import make_model_card
+from matsmerge.engine.output_folder import OutputFolder, check_target
+from matsmerge.engine.plan import Plan, make_plan
+from matsmerge.engine.progress import Progress, Silent
+from matsmerge.engine.worker import Merged, Worker
+from matsmerge.errors import CheckpointError, MatsError, OutputError, RecipeError
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.rules import Rule, check_patterns, make_rules
+from matsmerge.version import __version__
+
+_COMPANION_BYTES = 100_000_000  # room for tokenizer files when the disk is checked
+
+
+@dataclass(frozen=True)
+class PreparedMerge:
+    """A merge that has been checked and planned; nothing but headers has been read."""
+
+    recipe: Recipe
+    alignment: Alignment
+    plan: Plan
+    is_adapter: bool
+    notes: tuple[str, ...]
+
+    @property
+    def companion(self) -> Checkpoint:
+        """Whose configuration and tokenizer go with the result."""
+        base = self.alignment.base
+        if base is not None and base.checkpoint.folder is not None:
+            return base.checkpoint
+        return self.alignment.models[0].checkpoint
+
+    @property
+    def num_head_bytes(self) -> int:
+        models = self.alignment.models
+        return sum(m.checkpoint.specs[name].num_bytes for m in models for name in m.heads)
+
+    def layout(self, max_shard_bytes: int) -> Layout:
+        stem = "adapter_model" if self.is_adapter else "model"
+        limit = max(self.plan.num_output_bytes, 1) if self.is_adapter else max_shard_bytes
+        return make_layout([(p.name, p.spec) for p in self.plan.parameters], stem, limit)
+
+
+def prepare(recipe: Recipe, sources: Mapping[str, Source] | None = None) -> PreparedMerge:
+    """Open and check everything a recipe names. `sources` replaces paths, by model name."""
+    given = sources or {}
+    wanted = {str(entry.name): given.get(str(entry.name), entry.model) for entry in recipe.models}
+    if recipe.base is not None:
+        wanted["base"] = given.get("base", recipe.base)
+    opened: dict[str, Checkpoint] = {}
+    problems: list[str] = []
+    for name, source in wanted.items():
+        try:
+            opened[name] = open_checkpoint(
+                source, None if isinstance(source, (str, Path)) else name
+            )
+        except CheckpointError as error:
+            problems += error.problems
+    if problems:
+        raise CheckpointError(problems)
+    base = opened.pop("base", None)
+    is_adapter = _check_adapters(opened)
+
+    dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
+    alignment = align(
+        opened,
+        base,
+        heads=recipe.heads,
+        dtype=dtype,
+        may_differ=lambda name: _taken_from_one(recipe, name),
+    )
+    check_patterns(recipe, alignment.names)
+    rules = make_rules(recipe, alignment.names)
+    return PreparedMerge(
+        recipe, alignment, make_plan(alignment, rules, dtype), is_adapter, alignment.notes
+    )
+
+
+def _taken_from_one(recipe: Recipe, name: str) -> bool:
+    """Does the recipe pass this parameter through from one model?"""
+    method = recipe.method.name
+    for override in recipe.overrides:
+        if override.method and matches(name, override.match):
+            method = override.method.get("name", method)
+    return method == "passthrough"
+
+
+def _check_adapters(models: Mapping[str, Checkpoint]) -> bool:
+    """Are these PEFT adapters? Kinds whose tensors cannot be merged one by one are refused."""
+    kinds: dict[str, str] = {}
+    for checkpoint in models.values():
+        path = checkpoint.folder / "adapter_config.json" if checkpoint.folder else None
+        if path is not None and path.exists() and not path.with_name("config.json").exists():
+            kinds[checkpoint.label] = str(json.loads(path.read_text()).get("peft_type"))
+    problems = [
+        f"{label}: is a {kind} adapter; its factors cannot be merged tensor by tensor (the average "
+        "of two products is not the product of the averages). Fold it into its base model first"
+        for label, kind in kinds.items()
+        if kind != "IA3"
+    ]
+    if problems:
+        raise RecipeError(problems)
+    if kinds and len(kinds) != len(models):
+        raise RecipeError("adapters and full models cannot be merged with each other")
+    return bool(kinds)
+
+
+def merge_in_memory(
+    prepared: PreparedMerge,
+    *,
+    executor: Executor | None = None,
+    allow_nonfinite: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Tensor]:
+    """The merged state dict; tied weights are one tensor under several names."""
+    progress = progress or Silent()
+    executor = executor or LocalExecutor()
+    worker = Worker(prepared.alignment, allow_nonfinite)
+    measured = measure(prepared.plan, worker, executor, progress)
+    result = {
+        p.name: torch.empty(p.spec.shape, dtype=p.spec.dtype) for p in prepared.plan.parameters
+    }
+    for merged in _run(prepared.plan, worker, executor, measured, progress):
+        for piece, tensor in zip(merged.job.pieces, merged.tensors, strict=True):
+            result[piece.parameter.name].view(-1)[piece.start : piece.stop] = tensor
+    return result | {other: result[kept] for other, kept in prepared.alignment.tied.items()}
+
+
+def merge_to_folder(
+    prepared: PreparedMerge,
+    target: Path,
+    *,
+    executor: Executor | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    allow_nonfinite: bool = False,
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+    progress: Progress | None = None,
+) -> Path:
+    """Write the merged model; the folder appears when it is complete."""
+    progress = progress or Silent()
+    executor = executor or LocalExecutor()
+    layout = prepared.layout(max_shard_bytes)
+    check_output(prepared, target, layout, overwrite=overwrite, resume=resume)
+    inputs = _describe_inputs(prepared)
+    output = OutputFolder(target, layout, _identity(prepared, layout, inputs))
+    if overwrite and not resume:
+        output.discard()
+    output.open(resume=resume)
+    try:
+        worker = Worker(prepared.alignment, allow_nonfinite)
+        if output.measured is None:
+            measured = measure(prepared.plan, worker, executor, progress)
+            output.note_measured(measured.by_parameter)
+        else:
+            measured = Measurements(output.measured)
+        for merged in _run(
+            prepared.plan, worker, executor, measured, progress, output.finished_jobs
+        ):
+            output.write(merged)
+        _write_heads(prepared, output.path)
+        if prepared.companion.folder is not None:
+            copy_companions(prepared.companion.folder, output.path, _single_dtype(prepared.plan))
+        card = make_model_card(
+            prepared.recipe, target.name, list(prepared.notes), adapter=prepared.is_adapter
+        )
+        (output.path / "README.md").write_text(card)
+        output.finish(json.dumps(_manifest(prepared, inputs, measured), indent=1) + "\n")
+    except OSError as error:
+        output.close()
+        raise OutputError(
+            f"{output.path}: writing failed ({error.strerror}); what was done is kept. Make room "
+            "and continue with --resume, or delete that folder"
+        ) from error
+    except MatsError:
+        output.discard()
+        raise
+    except BaseException:
+        output.close()
+        raise
+    return target
+
+
+def check_output(
+    prepared: PreparedMerge, target: Path, layout: Layout, *, overwrite: bool, resume: bool
+) -> None:
+    """Refuse an output folder that cannot or must not be written."""
+    folders = {
+        model.checkpoint.label: model.checkpoint.folder
+        for model in prepared.alignment.everyone
+        if model.checkpoint.folder is not None
+    }
+    needed = layout.num_bytes + prepared.num_head_bytes + _COMPANION_BYTES
+    check_target(target, needed, folders, overwrite=overwrite, resume=resume)
+
+
+def _run(
+    plan: Plan,
+    worker: Worker,
+    executor: Executor,
+    measured: Measurements,
+    progress: Progress,
+    finished: set[int] = frozenset(),  # type: ignore[assignment]
+) -> Iterator[Merged]:
+    jobs = [job for job in plan.jobs if job.index not in finished]
+    progress.stage("merging", plan.num_input_bytes)
+    progress.advance(plan.num_input_bytes - sum(job.num_input_bytes for job in jobs))
+    for merged in executor.map(partial(worker.merge, measured=measured), jobs):
+        yield merged
+        progress.advance(merged.job.num_input_bytes)
+
+
+def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
+    for model in prepared.alignment.models:
+        if model.heads:
+            (folder / "heads").mkdir(exist_ok=True)
+            own = {name: model.checkpoint[name].clone() for name in model.heads}
+            safetensors.torch.save_file(own, folder / "heads" / f"{model.name}.safetensors")
+
+
+def _single_dtype(plan: Plan) -> str | None:
+    dtypes = {p.spec.dtype for p in plan.parameters if p.compute_dtype is not None}
+    return dtype_name(dtypes.pop()) if len(dtypes) == 1 else None
+
+
+def _describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": model.name,
+            "source": model.checkpoint.label,
+            "fingerprint": fingerprint(model.checkpoint),
+        }
+        for model in prepared.alignment.everyone
+    ]
+
+
+def _identity(prepared: PreparedMerge, layout: Layout, inputs: list[dict[str, Any]]) -> str:
+    """What must be the same for a merge to be resumed."""
+    text = json.dumps([__version__, prepared.recipe.model_dump(mode="json"), inputs])
+    headers = b"".join(shard.header for shard in layout.shards)
+    return hashlib.sha256(text.encode() + headers).hexdigest()
+
+
+def _manifest(
+    prepared: PreparedMerge, inputs: list[dict[str, Any]], measured: Measurements
+) -> dict[str, Any]:
+    """What was done. No times in it: the same merge gives the same bytes."""
+    rules = list(dict.fromkeys(p.rule for p in prepared.plan.parameters))
+    names = [entry.name for entry in prepared.recipe.models]
+    return {
+        "format": 1,
+        "versions": {
+            "matsmerge": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "recipe": prepared.recipe.model_dump(mode="json", exclude_defaults=True),
+        "inputs": inputs,
+        "notes": list(prepared.notes),
+        "tied": dict(prepared.alignment.tied),
+        "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
+        "rules": [_describe_rule(rule, names) for rule in rules],
+        "parameters": {
+            p.name: {
+                "shape": list(p.spec.shape),
+                "dtype": dtype_name(p.spec.dtype),
+                "rule": rules.index(p.rule) if p.compute_dtype is not None else None,
+                **({"measured": measured(p)} if measured(p) else {}),
+            }
+            for p in prepared.plan.parameters
+        },
+    }
+
+
+def _describe_rule(rule: Rule, names: list[str | None]) -> dict[str, Any]:
+    return {
+        "method": type(rule.method).__name__,
+        **rule.method.model_dump(mode="json"),
+        "weights": dict(zip(names, rule.weights, strict=True)),
+        **(
+            {"densities": dict(zip(names, rule.densities, strict=True))}
+            if "density" in type(rule.method).model_fields
+            else {}
+        ),
+    }

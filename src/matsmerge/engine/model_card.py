@@ -1,0 +1,49 @@
+"""The merged model's `README.md`, with the metadata the hub reads."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.version import __version__
+
+
+def make_model_card(recipe: Recipe, title: str, notes: list[str], *, adapter: bool) -> str:
+    """A model card that says what was merged and how."""
+    sources = [entry.model for entry in recipe.models]
+    metadata = {
+        "base_model": [public_name(s) for s in ([recipe.base] if recipe.base else []) + sources],
+        "library_name": "peft" if adapter else "transformers",
+        "tags": ["merge", "matsmerge"],
+    }
+    rows = "\n".join(f"| {public_name(e.model)} | {_number(e.weight)} |" for e in recipe.models)
+    base = f"\nBase model: {public_name(recipe.base)}\n" if recipe.base else ""
+    listed = "".join(f"- {note}\n" for note in notes)
+    noted = f"\n## Notes\n\n{listed}" if notes else ""
+    return (
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {title}\n\n"
+        f"Merged by **{recipe.method.name}** with matsmerge {__version__}.\n{base}\n"
+        f"| model | weight |\n|---|---|\n{rows}\n{noted}\n## Recipe\n\n```yaml\n"
+        f"{yaml.safe_dump(public_recipe(recipe), sort_keys=False)}```\n"
+    )
+
+
+def public_name(source: str) -> str:
+    """A hub id as it is; of a local path only its last part, for nobody needs the rest."""
+    path = Path(source).expanduser()
+    return path.resolve().name if path.exists() else source
+
+
+def public_recipe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, without what was left at its default and without local paths."""
+    data: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
+    if recipe.base:
+        data["base"] = public_name(recipe.base)
+    for entry in data["models"]:
+        entry["model"] = public_name(entry["model"])
+    return data
+
+
+def _number(value: float | list[float]) -> str:
+    return f"{value:g}" if isinstance(value, float) else ", ".join(f"{v:g}" for v in value)

@@ -1,0 +1,224 @@
+"""The output folder: complete or absent.
+
+Everything is written into a hidden folder beside the output. Finished jobs are noted in a
+journal after their bytes have reached the disk, so that a run that dies can be resumed. The
+manifest `merge.json` is written last, and then the folder is renamed.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from matsmerge.engine.layout import Layout, Shard
+from matsmerge.engine.machine import format_bytes
+from matsmerge.engine.worker import Merged
+from matsmerge.errors import OutputError
+
+MANIFEST = "merge.json"
+_JOURNAL = "journal.jsonl"
+_SYNC_BYTES = 1 << 28  # journal finished jobs about this often
+
+
+class OutputFolder:
+    """A folder being written. Use as a context manager; only `finish` makes the output appear."""
+
+    def __init__(self, target: Path, layout: Layout, identity: str) -> None:
+        self.target = target
+        self.layout = layout
+        self.identity = identity
+        self.path = staging_path(target)
+        self.finished_jobs: set[int] = set()
+        self.measured: dict[str, Any] | None = None
+        self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
+        self._files: dict[str, int] = {}
+        self._unsynced: list[int] = []
+        self._unsynced_bytes = 0
+        self._journal: IO[str] | None = None
+        self._lock: int | None = None
+
+    def open(self, *, resume: bool) -> None:
+        """Begin, or continue where a run with the same inputs and recipe was interrupted."""
+        try:
+            if resume and self.path.exists():
+                self._hold()
+                self._continue()
+            else:
+                self.path.mkdir(parents=True)
+                self._hold()
+                self._begin()
+        except BlockingIOError as error:
+            raise OutputError(f"{self.target}: another merge is writing it just now") from error
+        except OSError as error:
+            raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
+
+    def _hold(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # not a POSIX system: nothing keeps two runs apart
+            return
+        self._lock = os.open(self.path, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def _begin(self) -> None:
+        for shard in self.layout.shards:
+            file = self._file(shard)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file, 0, shard.num_bytes)  # fail now, not after an hour
+            os.pwrite(file, shard.header, 0)
+            os.fsync(file)
+        self._journal = (self.path / _JOURNAL).open("x")
+        self._note({"identity": self.identity})
+
+    def _continue(self) -> None:
+        journal = self.path / _JOURNAL
+        entries = []
+        for line in journal.read_text().splitlines() if journal.exists() else []:
+            try:
+                entries.append(json.loads(line))
+            except ValueError:  # the line that was being written when the run died
+                break
+        if not entries or entries[0].get("identity") != self.identity:
+            raise OutputError(
+                f"{self.path}: the interrupted merge had other inputs, another recipe or another "
+                "version of matsmerge; start anew with --overwrite"
+            )
+        for entry in entries:
+            self.finished_jobs.update(entry.get("jobs", ()))
+            self.measured = entry.get("measured", self.measured)
+        for shard in self.layout.shards:
+            if os.fstat(self._file(shard)).st_size != shard.num_bytes:
+                raise OutputError(f"{self.path / shard.file_name}: damaged; start with --overwrite")
+        # Written anew, so that a torn last line does not swallow the next one.
+        journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+        self._journal = journal.open("a")
+
+    def note_measured(self, measured: Mapping[str, Any]) -> None:
+        """Remember measurements for a run that resumes this one."""
+        self._note({"measured": measured})
+
+    def write(self, merged: Merged) -> None:
+        """Put a job's tensors where they belong."""
+        for piece, tensor in zip(merged.job.pieces, merged.tensors, strict=True):
+            name = piece.parameter.name
+            shard = self._shard_of[name]
+            offset = shard.offsets[name] + piece.start * tensor.element_size()
+            view = memoryview(tensor.view(torch.uint8).numpy())
+            while len(view):
+                count = os.pwrite(self._file(shard), view, offset)
+                view, offset = view[count:], offset + count
+            self._unsynced_bytes += tensor.nbytes
+        self._unsynced.append(merged.job.index)
+        if self._unsynced_bytes >= _SYNC_BYTES:
+            self.sync()
+
+    def sync(self) -> None:
+        """Wait for the disk, then note the jobs it has."""
+        for file in self._files.values():
+            os.fsync(file)
+        if self._unsynced:
+            self._note({"jobs": self._unsynced})
+        self._unsynced = []
+        self._unsynced_bytes = 0
+
+    def finish(self, manifest: str) -> None:
+        """Write the manifest, and let the output appear under its name."""
+        self.sync()
+        if self.layout.index_name and self.layout.index:
+            (self.path / self.layout.index_name).write_text(self.layout.index)
+        self._close()
+        (self.path / _JOURNAL).unlink()
+        (self.path / MANIFEST).write_text(manifest)
+        for path in (*self.path.rglob("*"), self.path):
+            _sync_path(path)
+        old = self.path.with_suffix(".replaced")
+        if self.target.exists():
+            self.target.rename(old)
+        self.path.rename(self.target)
+        _sync_path(self.target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        self._close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Leave everything as it is, for another run to resume."""
+        self._close()
+
+    def _file(self, shard: Shard) -> int:
+        if shard.file_name not in self._files:
+            path = self.path / shard.file_name
+            self._files[shard.file_name] = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+            )
+        return self._files[shard.file_name]
+
+    def _note(self, entry: Mapping[str, Any]) -> None:
+        assert self._journal is not None
+        self._journal.write(json.dumps(entry) + "\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+
+    def _close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def staging_path(target: Path) -> Path:
+    """Where an output is written until it is complete."""
+    return target.with_name(f".{target.name}.partial")
+
+
+def check_target(
+    target: Path, num_bytes: int, inputs: Mapping[str, Path], *, overwrite: bool, resume: bool
+) -> None:
+    """Refuse an output that must not or cannot be written, before any work."""
+    problems = []
+    for label, folder in inputs.items():
+        if target.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(
+            target.resolve()
+        ):
+            problems.append(f"{target}: overlaps with the input {label}; choose another --out")
+    if target.exists() and not problems:
+        ours = target.is_dir() and ((target / MANIFEST).is_file() or not any(target.iterdir()))
+        if not ours:
+            problems.append(f"{target}: exists and is not a merge of ours; choose another --out")
+        elif not overwrite:
+            problems.append(f"{target}: exists already; replace it with --overwrite")
+    if staging_path(target).exists() and not (overwrite or resume):
+        problems.append(
+            f"{target}: an earlier merge was interrupted; continue it with --resume, "
+            "or start anew with --overwrite"
+        )
+    parent = next((p for p in target.resolve().parents if p.exists()), Path("/"))
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        problems.append(f"{parent}: cannot be written to; choose another --out")
+    elif not (resume and staging_path(target).exists()):
+        free = shutil.disk_usage(parent).free
+        if free < num_bytes:
+            problems.append(
+                f"{parent}: not enough disk space, {format_bytes(num_bytes)} needed and "
+                f"{format_bytes(free)} free"
+            )
+    if problems:
+        raise OutputError(problems)
+
+
+def _sync_path(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

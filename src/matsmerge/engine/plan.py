@@ -1,0 +1,163 @@
+"""What a merge will do, known from headers alone: parameters, jobs and their memory."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from matsmerge.checkpoints.alignment import Alignment
+from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.methods.method import BLOCK_ELEMENTS
+from matsmerge.recipes.rules import Rule
+
+# Fixed, so that an interrupted merge can be resumed under another memory budget.
+JOB_ELEMENTS = 32 * BLOCK_ELEMENTS
+# Tensors of a block's size that a method holds at once, besides one for each model.
+_SCRATCH_BLOCKS = 12
+# What ranking a model's entries collects: all of a small model, a sliver of a large one.
+_COLLECTED_BYTES = 16 << 22
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One tensor of the output, and how it comes about."""
+
+    name: str
+    spec: TensorSpec
+    compute_dtype: torch.dtype | None  # None: not a number to merge, copied as it is
+    rule: Rule
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of one parameter; `start` is a multiple of `BLOCK_ELEMENTS`."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """Pieces that are merged together, and the memory that takes."""
+
+    index: int
+    first_element: int  # counted over all jobs
+    pieces: tuple[Piece, ...]
+    num_input_bytes: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All jobs of a merge, and all that is measured before them."""
+
+    parameters: tuple[Parameter, ...]
+    jobs: tuple[Job, ...]
+    measured_together: tuple[tuple[Parameter, ...], ...]  # groups measured over the model
+    measured_alone: tuple[Parameter, ...]
+
+    @property
+    def num_output_bytes(self) -> int:
+        return sum(p.spec.num_bytes for p in self.parameters)
+
+    @property
+    def num_input_bytes(self) -> int:
+        return sum(job.num_input_bytes for job in self.jobs)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the inputs are read once more before they are merged."""
+        return bool(self.measured_together or self.measured_alone)
+
+    @property
+    def measuring_bytes(self) -> int:
+        """Memory for what is collected while measuring over the whole model, an upper guess."""
+        return sum(
+            _COLLECTED_BYTES * len(group[0].rule.weights) for group in self.measured_together
+        )
+
+    def peak_bytes(self, num_jobs_at_once: int) -> int:
+        """Memory of this many of the largest jobs, beyond the interpreter's own."""
+        peaks = sorted((job.peak_bytes for job in self.jobs), reverse=True)
+        return sum(peaks[:num_jobs_at_once])
+
+
+def compute_dtype(stored: Iterable[torch.dtype]) -> torch.dtype:
+    """One precision above what is stored, so that rounding the result undoes no model.
+
+    `base + (theta - base)` rounded to bfloat16 is `theta` again when computed in float32, and
+    rounded to float32 when computed in float64.
+    """
+    return torch.float64 if any(dtype.itemsize > 2 for dtype in stored) else torch.float32
+
+
+def make_plan(alignment: Alignment, rules: Mapping[str, Rule], dtype: torch.dtype | None) -> Plan:
+    """Plan a merge of aligned models."""
+    parameters: list[Parameter] = []
+    for name in alignment.names:
+        spec = alignment.models[0].spec(name)
+        if spec.dtype.is_floating_point:
+            stored = [model.spec(name).dtype for model in alignment.everyone]
+            spec = TensorSpec(dtype or spec.dtype, spec.shape)
+            parameters.append(Parameter(name, spec, compute_dtype(stored), rules[name]))
+        else:
+            parameters.append(Parameter(name, spec, None, rules[name]))
+
+    together: dict[object, list[Parameter]] = {}
+    alone: list[Parameter] = []
+    for parameter in parameters:
+        method = parameter.rule.method
+        if parameter.compute_dtype is None or parameter.spec.num_elements == 0:
+            continue
+        if method.measured_over == "model":
+            # Parameters that only differ in, say, their scale are still ranked together.
+            together.setdefault((type(method), parameter.rule.densities), []).append(parameter)
+        elif method.measured_over == "parameter":
+            alone.append(parameter)
+    return Plan(
+        tuple(parameters),
+        tuple(make_jobs(parameters, alignment)),
+        tuple(map(tuple, together.values())),
+        tuple(alone),
+    )
+
+
+def make_jobs(parameters: Sequence[Parameter], alignment: Alignment) -> Iterator[Job]:
+    """Cut parameters into pieces and gather pieces into jobs of about the same size."""
+    pieces: list[Piece] = []
+    num_elements = index = first_element = 0
+    for parameter in parameters:
+        start = 0
+        while True:
+            room = max(
+                BLOCK_ELEMENTS, (JOB_ELEMENTS - num_elements) // BLOCK_ELEMENTS * BLOCK_ELEMENTS
+            )
+            stop = min(start + room, parameter.spec.num_elements)
+            pieces.append(Piece(parameter, start, stop))
+            num_elements += stop - start
+            if num_elements >= JOB_ELEMENTS:
+                yield _job(index, first_element, pieces, alignment)
+                index += 1
+                first_element += num_elements
+                pieces, num_elements = [], 0
+            start = stop
+            if stop == parameter.spec.num_elements:
+                break
+    if pieces:
+        yield _job(index, first_element, pieces, alignment)
+
+
+def _job(index: int, first_element: int, pieces: list[Piece], alignment: Alignment) -> Job:
+    output = sum((p.stop - p.start) * p.parameter.spec.dtype.itemsize for p in pieces)
+    scratch = max(
+        min(p.stop - p.start, BLOCK_ELEMENTS) * (p.parameter.compute_dtype or torch.int8).itemsize
+        for p in pieces
+    )
+    inputs = sum(
+        (p.stop - p.start) * model.spec(p.parameter.name).dtype.itemsize
+        for p in pieces
+        for model in alignment.everyone
+    )
+    num_blocks = _SCRATCH_BLOCKS + len(alignment.models)
+    return Job(index, first_element, tuple(pieces), inputs, output + num_blocks * scratch)

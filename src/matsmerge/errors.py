@@ -1,0 +1,45 @@
+"""Everything that can go wrong because of what the user gave us.
+
+MatsError
+├── RecipeError        the recipe or the options do not say a merge that exists
+├── CheckpointError    a checkpoint is missing, damaged, or not safe to read
+├── AlignmentError     the models do not fit together
+├── NonFiniteError     NaN or Inf in an input or a result
+└── OutputError        the output cannot be written where it was asked for
+
+A message names the file and the tensor, what was expected and what was found, and what
+to do about it. Where several things are wrong they are all in one error, one per line.
+"""
+
+from collections.abc import Sequence
+
+
+class MatsError(Exception):
+    """A problem the user can solve; the command line prints it and exits with 1."""
+
+    def __init__(self, problems: str | Sequence[str]) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type["MatsError"], tuple[list[str]]]:
+        return type(self), (self.problems,)
+
+
+class RecipeError(MatsError):
+    """The recipe or the options do not describe a merge."""
+
+
+class CheckpointError(MatsError):
+    """A checkpoint cannot be read."""
+
+
+class AlignmentError(MatsError):
+    """The models differ where they must agree."""
+
+
+class NonFiniteError(MatsError):
+    """A tensor holds NaN or Inf."""
+
+
+class OutputError(MatsError):
+    """The output cannot be written."""

@@ -1,0 +1,1 @@
+"""Mathematics on arrays that knows nothing of models."""

@@ -1,0 +1,84 @@
+"""The k-th largest of more values than fit into memory, exactly, usually in one pass.
+
+A small sample gives a bracket that almost surely holds the wanted value. One pass then counts
+what lies above the bracket and collects what lies inside. If the value is not inside after
+all, the bracket is opened on that side and the pass is repeated (Floyd & Rivest's SELECT,
+1975, turned into passes over a stream).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Values = NDArray[np.float32] | NDArray[np.float64]
+
+_NUM_DEVIATIONS = 4.0
+_MIN_MARGIN = 1e-4
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A closed interval in which the wanted value is believed to lie."""
+
+    low: float = 0.0
+    high: float = math.inf
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What a bracket saw of some values: how many lie above it, and those inside with counts."""
+
+    num_above: int
+    inside: Values  # distinct, increasing
+    counts: NDArray[np.int64]
+
+
+NOTHING_SEEN = Tally(0, np.empty(0), np.empty(0, dtype=np.int64))
+
+
+def bracket_quantile(blocks: Sequence[Values], fraction: float) -> Bracket:
+    """A bracket for the value that a `fraction` of all values reaches or exceeds.
+
+    `blocks` are short stretches taken at even distances. Neighbouring stretches tell how far the
+    sampled fraction may be off (the usual variance estimate for systematic samples).
+    """
+    sample = np.sort(np.concatenate(blocks))
+    num = len(sample)
+    middle = sample[min(num - 1, int((1 - fraction) * num))]
+    shares = np.array([np.mean(block >= middle) for block in blocks])
+    deviation = math.sqrt(np.mean(np.diff(shares) ** 2) / 2 / len(shares)) if num > 1 else 1.0
+    margin = _NUM_DEVIATIONS * deviation + _MIN_MARGIN
+    low, high = math.floor((1 - fraction - margin) * num), math.ceil((1 - fraction + margin) * num)
+    return Bracket(
+        low=float(sample[low]) if low > 0 else 0.0,
+        high=float(sample[high]) if high < num else math.inf,
+    )
+
+
+def tally(values: Values, bracket: Bracket) -> Tally:
+    """Count and collect; `values` are magnitudes, so none is negative."""
+    num_above = 0 if bracket.high == math.inf else int(np.count_nonzero(values > bracket.high))
+    inside = values[(values >= bracket.low) & (values <= bracket.high)]
+    distinct, counts = np.unique(inside, return_counts=True)
+    return Tally(num_above, distinct, counts)
+
+
+def add_tallies(tallies: Sequence[Tally]) -> Tally:
+    """The tally of all their values together."""
+    distinct, where = np.unique(np.concatenate([t.inside for t in tallies]), return_inverse=True)
+    counts = np.zeros(len(distinct), dtype=np.int64)
+    np.add.at(counts, where, np.concatenate([t.counts for t in tallies]))
+    return Tally(sum(t.num_above for t in tallies), distinct, counts)
+
+
+def kth_largest(k: int, seen: Tally, bracket: Bracket) -> float | Bracket:
+    """The k-th largest value (k from 1), or a wider bracket to look in."""
+    if k <= seen.num_above:
+        return Bracket(low=bracket.high)
+    reached = seen.num_above + np.cumsum(seen.counts[::-1])
+    if len(reached) == 0 or k > reached[-1]:
+        return Bracket(high=bracket.low)
+    return float(seen.inside[::-1][np.searchsorted(reached, k)])

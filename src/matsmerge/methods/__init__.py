@@ -1,0 +1,23 @@
+"""Merging methods, one short file each. A new one is a file and a line in this table."""
+
+from collections.abc import Mapping
+
+from matsmerge.methods.average import Average
+from matsmerge.methods.dare import DareLinear, DareTies
+from matsmerge.methods.method import Method
+from matsmerge.methods.model_stock import ModelStock
+from matsmerge.methods.passthrough import Passthrough
+from matsmerge.methods.slerp import Slerp
+from matsmerge.methods.task_arithmetic import TaskArithmetic
+from matsmerge.methods.ties import Ties
+
+METHODS: Mapping[str, type[Method]] = {
+    "average": Average,
+    "task_arithmetic": TaskArithmetic,
+    "ties": Ties,
+    "dare_linear": DareLinear,
+    "dare_ties": DareTies,
+    "slerp": Slerp,
+    "model_stock": ModelStock,
+    "passthrough": Passthrough,
+}

@@ -1,0 +1,26 @@
+"""Weighted averaging of parameters."""
+
+from pydantic import Field
+from torch import Tensor
+
+from matsmerge.methods.method import Measured, Method, Site, total_weight
+
+
+class Average(Method):
+    """theta = sum_m w_m theta_m / sum_m w_m.
+
+    Model soups (Wortsman et al., 2022), federated averaging (McMahan et al., 2017).
+    """
+
+    normalize: bool = Field(True, description="divide by the sum of the models' weights")
+
+    @property
+    def divides_by_weights(self) -> bool:
+        return self.normalize
+
+    def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
+        first, *others = site.tasks
+        result = first.load().mul_(first.weight)
+        for task in others:
+            result.add_(task.load(), alpha=task.weight)
+        return result.div_(total_weight(site.tasks)) if self.normalize else result

@@ -1,0 +1,72 @@
+"""DARE: drop entries of the task vectors at random, rescale the rest."""
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from matsmerge.methods.method import Measured, Method, Site, Task, load_deltas, total_weight
+from matsmerge.methods.sign_election import merge_agreeing
+
+_CHUNK_ELEMENTS = 1 << 16  # entries that share one random stream; divides BLOCK_ELEMENTS
+_LEVELS = 1 << 16  # a density is honoured in steps of 1 / 65536
+
+
+class _Dare(Method):
+    needs_base = True
+
+    scale: float = Field(1.0, description="factor on the merged task vector")
+    density: float = Field(0.5, ge=1 / _LEVELS, le=1, description="share of entries kept")
+    rescale: bool = Field(True, description="divide what is kept by the density")
+    seed: int = Field(0, ge=0, description="seed of the random choice")
+
+    def _sparse_deltas(self, site: Site, base: Tensor) -> Iterator[tuple[Task, Tensor]]:
+        for task, delta in load_deltas(site, base):
+            levels = round(task.density * _LEVELS)
+            if levels < _LEVELS:
+                delta.masked_fill_(torch.from_numpy(self._draws(site, task) >= levels), 0)
+                if self.rescale:
+                    delta.mul_(_LEVELS / levels)
+            yield task, delta
+
+    def _draws(self, site: Site, task: Task) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+        """Uniform 16-bit numbers that depend on seed, model, parameter and position only."""
+        draws = []
+        for start in range(site.start, site.stop, _CHUNK_ELEMENTS):
+            key = f"{self.seed}\0{task.model}\0{site.parameter}\0{start // _CHUNK_ELEMENTS}"
+            seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest())
+            words = np.random.SFC64(seed).random_raw(_CHUNK_ELEMENTS // 4)
+            draws.append(words.astype("<u8", copy=False).view(np.uint16))
+        return np.concatenate(draws)[: site.stop - site.start]
+
+
+class DareLinear(_Dare):
+    """Task arithmetic on randomly thinned task vectors. Yu et al., 2024 (arXiv:2311.03099)."""
+
+    normalize: bool = Field(False, description="divide the sum by the sum of the models' weights")
+
+    @property
+    def divides_by_weights(self) -> bool:
+        return self.normalize
+
+    def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
+        base = site.load_base()
+        result = base.clone()
+        scale = self.scale / (total_weight(site.tasks) if self.normalize else 1.0)
+        for task, delta in self._sparse_deltas(site, base):
+            result.add_(delta, alpha=scale * task.weight)
+        return result
+
+
+class DareTies(_Dare):
+    """The sign election of TIES on randomly thinned task vectors (arXiv:2311.03099)."""
+
+    normalize: bool = Field(True, description="average what agrees with the sign; else sum it")
+
+    def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
+        base = site.load_base()
+        merged = merge_agreeing(self._sparse_deltas(site, base), base, normalize=self.normalize)
+        return base.add_(merged, alpha=self.scale)

@@ -1,0 +1,97 @@
+"""What a merging method is, and what it sees of the models.
+
+A method never sees a whole model. It is handed *sites*: the same stretch of the same
+parameter in every model, small enough to stay in the processor's cache. Methods that must know
+something of a whole parameter or a whole model first say so by `measured_over`, and ask for it
+in `measure`.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 17  # a site is at most this long, and begins at a multiple of it
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model's part in a merge: how much it counts, and its values at a site."""
+
+    model: str
+    weight: float
+    density: float  # share of the changed weights to keep, for methods that drop some
+    load: Callable[[], Tensor]  # a fresh tensor in the precision to compute in
+
+
+@dataclass(frozen=True)
+class Site:
+    """Elements `start` to `stop` of one parameter, in all models."""
+
+    parameter: str
+    start: int
+    stop: int
+    tasks: Sequence[Task]
+    load_base: Callable[[], Tensor]
+
+
+Measured = Mapping[str, Sequence[float]]  # small, and plain enough for merge.json
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One reading of the sites: what to note at each of them, and how densely to look.
+
+    Notes from neighbouring sites are folded, so that a large model leaves few of them. With a
+    `spacing`, only stretches of `block_elements` that many elements apart are read.
+    """
+
+    observe: Callable[[Site], Any]
+    fold: Callable[[list[Any]], list[Any]] = list
+    spacing: int | None = None
+    block_elements: int = BLOCK_ELEMENTS
+
+
+# Yields passes, is sent what they noted in the order of the sites, returns what it learned.
+Measuring = Generator[Pass, list[Any], Measured]
+
+
+class Method(BaseModel, ABC):
+    """Hyperparameters, and what to do with them."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    needs_base: ClassVar[bool] = False
+    num_models: ClassVar[int | None] = None  # where only one number makes sense
+
+    @property
+    def measured_over(self) -> Literal["parameter", "model"] | None:
+        """What has to be read in full before the first site can be merged."""
+        return None
+
+    @property
+    def divides_by_weights(self) -> bool:
+        """Whether the sum of the models' weights must not be zero."""
+        return False
+
+    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+        """Learn what `merge` needs to know beyond a site."""
+        return {}
+        yield
+
+    @abstractmethod
+    def merge(self, site: Site, measured: Measured) -> Tensor:
+        """The merged values at a site."""
+
+
+def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
+    """Each task with its task vector `theta_m - theta_base`, one at a time."""
+    for task in site.tasks:
+        yield task, task.load().sub_(base)
+
+
+def total_weight(tasks: Sequence[Task]) -> float:
+    return sum(task.weight for task in tasks)

@@ -1,0 +1,115 @@
+"""TIES: trim, elect sign, merge."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from matsmerge.linalg.selection import (
+    NOTHING_SEEN,
+    Bracket,
+    Tally,
+    Values,
+    add_tallies,
+    bracket_quantile,
+    kth_largest,
+    tally,
+)
+from matsmerge.methods.method import Measured, Measuring, Method, Pass, Site, Task, load_deltas
+from matsmerge.methods.sign_election import merge_agreeing
+
+_SAMPLE_ABOVE = 1 << 22  # fewer values than this are simply collected
+_SAMPLE_BLOCK = 512
+_MIN_SAMPLE_BLOCKS, _MAX_SAMPLE_BLOCKS = 1 << 12, 1 << 16
+
+
+class Ties(Method):
+    """Keep each task vector's largest entries, elect a sign per entry, average what agrees.
+
+    Yadav et al., 2023 (arXiv:2306.01708). Entries at least as large as the k-th largest stay, k =
+    density * (number of entries); with `trim: global` the k-th largest of the whole model, as
+    in the paper, else of each parameter.
+    """
+
+    needs_base = True
+
+    scale: float = Field(1.0, description="factor on the merged task vector, the paper's lambda")
+    density: float = Field(0.2, gt=0, le=1, description="share of each task vector's entries kept")
+    trim: Literal["global", "parameter"] = Field(
+        "global", description="rank entries over the whole model or within each parameter"
+    )
+    normalize: bool = Field(True, description="average what agrees with the sign; else sum it")
+
+    @property
+    def measured_over(self) -> Literal["parameter", "model"]:
+        return "model" if self.trim == "global" else "parameter"
+
+    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+        thresholds = yield from _thresholds([task.density for task in tasks], num_elements)
+        return {"thresholds": thresholds}
+
+    def merge(self, site: Site, measured: Measured) -> Tensor:
+        base = site.load_base()
+        trimmed = (
+            (task, _trim(delta, threshold))
+            for (task, delta), threshold in zip(
+                load_deltas(site, base), measured["thresholds"], strict=True
+            )
+        )
+        merged = merge_agreeing(trimmed, base, normalize=self.normalize)
+        return base.add_(merged, alpha=self.scale)
+
+
+def _trim(delta: Tensor, threshold: float) -> Tensor:
+    # hardshrink zeroes |x| <= bound; what equals the threshold must stay.
+    dtype = np.float32 if delta.dtype == torch.float32 else np.float64
+    return torch.nn.functional.hardshrink(delta, float(np.nextafter(dtype(threshold), dtype(0))))
+
+
+def _thresholds(
+    densities: Sequence[float], num_elements: int
+) -> Generator[Pass, list[Any], list[float]]:
+    """The magnitude each model's task vector must reach to be kept."""
+    ranks = [max(1, int(density * num_elements)) for density in densities]
+    found: list[float | Bracket] = [0.0 if d == 1 else Bracket() for d in densities]
+    if num_elements > _SAMPLE_ABOVE and any(isinstance(f, Bracket) for f in found):
+        num_blocks = min(max(num_elements >> 17, _MIN_SAMPLE_BLOCKS), _MAX_SAMPLE_BLOCKS)
+        spacing = num_elements // num_blocks
+        sample = yield Pass(_magnitudes, spacing=spacing, block_elements=_SAMPLE_BLOCK)
+        found = [
+            bracket_quantile(blocks, density) if isinstance(f, Bracket) else f
+            for f, density, *blocks in zip(found, densities, *sample, strict=True)
+        ]
+    while any(isinstance(f, Bracket) for f in found):
+        (tallies,) = _fold_tallies((yield Pass(_Tallying(tuple(found)), fold=_fold_tallies)))
+        for m, (bracket, seen) in enumerate(zip(found, tallies, strict=True)):
+            if isinstance(bracket, Bracket):
+                found[m] = kth_largest(ranks[m], seen, bracket)
+    return [f for f in found if isinstance(f, float)]
+
+
+def _magnitudes(site: Site) -> list[Values]:
+    base = site.load_base()
+    return [delta.abs_().numpy() for _, delta in load_deltas(site, base)]
+
+
+@dataclass(frozen=True)
+class _Tallying:
+    wanted: tuple[float | Bracket, ...]  # a number is a threshold already found
+
+    def __call__(self, site: Site) -> list[Tally]:
+        base = site.load_base()
+        return [
+            tally(task.load().sub_(base).abs_().numpy(), wanted)
+            if isinstance(wanted, Bracket)
+            else NOTHING_SEEN
+            for task, wanted in zip(site.tasks, self.wanted, strict=True)
+        ]
+
+
+def _fold_tallies(at_sites: list[list[Tally]]) -> list[list[Tally]]:
+    return [[add_tallies(of_model) for of_model in zip(*at_sites, strict=True)]]

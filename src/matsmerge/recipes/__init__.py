@@ -1,0 +1,1 @@
+"""Recipes: what to merge and how, checked before anything is opened."""

@@ -1,0 +1,259 @@
+"""Translating mergekit's YAML for the methods we share.
+
+What has no counterpart here is refused by name, never ignored.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from matsmerge.errors import RecipeError
+from matsmerge.recipes.recipe import closest, short_names
+
+_METHODS = {
+    "linear": "average",
+    "task_arithmetic": "task_arithmetic",
+    "ties": "ties",
+    "dare_ties": "dare_ties",
+    "dare_linear": "dare_linear",
+    "slerp": "slerp",
+    "model_stock": "model_stock",
+}
+_KEYS = ("merge_method", "models", "parameters", "base_model", "dtype", "out_dtype")
+# mergekit's name -> ours, for parameters of the whole merge and of one model
+_SHARED = {
+    "linear": {"normalize": "normalize"},
+    "task_arithmetic": {"normalize": "normalize", "lambda": "scale"},
+    "ties": {"normalize": "normalize", "lambda": "scale"},
+    "dare_ties": {"normalize": "normalize", "lambda": "scale", "rescale": "rescale"},
+    "dare_linear": {"normalize": "normalize", "lambda": "scale", "rescale": "rescale"},
+    "slerp": {},
+    "model_stock": {},
+}
+_PER_MODEL = {
+    "linear": ("weight",),
+    "task_arithmetic": ("weight",),
+    "ties": ("weight", "density"),
+    "dare_ties": ("weight", "density"),
+    "dare_linear": ("weight", "density"),
+    "slerp": (),
+    "model_stock": (),
+}
+# What mergekit assumes where its defaults are not ours.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "ties": {"trim": "parameter", "density": 1.0},
+    "dare_ties": {"normalize": False, "density": 1.0},
+    "dare_linear": {"density": 1.0},
+}
+
+
+def from_mergekit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Our recipe, as plain data, for a mergekit configuration; with notes on the translation."""
+    kind = data["merge_method"]
+    if kind not in _METHODS:
+        raise RecipeError(
+            f"mergekit's merge_method '{kind}' is not supported{closest(str(kind), _METHODS)}"
+        )
+    problems = [
+        f"mergekit's key '{key}' is not supported; remove it or use mergekit for this merge"
+        for key in data
+        if key not in _KEYS
+    ]
+    notes: list[str] = []
+    translation = _Translation(kind, data, problems, notes)
+    recipe = translation.recipe()
+    if problems:
+        raise RecipeError(problems)
+    return recipe, notes
+
+
+class _Translation:
+    def __init__(
+        self, kind: str, data: Mapping[str, Any], problems: list[str], notes: list[str]
+    ) -> None:
+        self.kind = kind
+        self.data = data
+        self.problems = problems
+        self.notes = notes
+        self.overrides: list[dict[str, Any]] = []
+
+    def recipe(self) -> dict[str, Any]:
+        base = self.data.get("base_model")
+        base = None if base is None else self._path(base)
+        shared = self._mapping(self.data.get("parameters"), "parameters")
+        given = self.data.get("models")
+        if not isinstance(given, list) or not all(isinstance(m, Mapping) for m in given):
+            self.problems.append("'models' must be a list of entries with a 'model' each")
+            return {}
+        paths = [self._path(entry.get("model")) for entry in given]
+        own = [self._mapping(e.get("parameters"), p) for e, p in zip(given, paths, strict=True)]
+        for entry, path in zip(given, paths, strict=True):
+            self.problems += [
+                f"mergekit's key '{key}' of model {path} is not supported"
+                for key in entry
+                if key not in ("model", "parameters")
+            ]
+        if self.kind == "slerp":
+            if base is None:
+                self.problems.append("mergekit's slerp needs 'base_model': where t = 0 is")
+                return {}
+            if base not in paths:
+                paths, own = [base, *paths], [{}, *own]
+        elif self.kind != "linear":
+            # mergekit lists the base among the models; it has no task vector.
+            kept = [i for i, path in enumerate(paths) if path != base]
+            paths, own = [paths[i] for i in kept], [own[i] for i in kept]
+        elif base is not None and base not in paths:
+            self.problems.append(
+                "mergekit's linear counts 'base_model' as a model: list it under 'models', or "
+                "remove it"
+            )
+
+        names = short_names(paths)
+        method: dict[str, Any] = {"name": _METHODS[self.kind], **_DEFAULTS.get(self.kind, {})}
+        models = [{"model": p, "name": n} for p, n in zip(paths, names, strict=True)]
+        for key, value in shared.items():
+            self._shared(key, value, method)
+        for i, (name, parameters) in enumerate(zip(names, own, strict=True)):
+            for key in parameters.keys() - set(_PER_MODEL[self.kind]):
+                self.problems.append(
+                    f"mergekit's parameter '{key}' of model {paths[i]} is not supported for "
+                    f"{self.kind}{closest(key, _PER_MODEL[self.kind])}"
+                )
+            for key in _PER_MODEL[self.kind]:
+                put = self._model_setter(models[i], name, key)
+                # The shared setting holds only where the model's own has no answer.
+                if key in shared and not _always_applies(parameters.get(key)):
+                    self._setting(shared[key], put)
+                if key in parameters:
+                    self._setting(parameters[key], put)
+        if self.kind == "slerp":
+            self._slerp(shared.get("t"), models, paths.index(base or ""))
+        recipe: dict[str, Any] = {"models": models, "method": method}
+        if base is not None:
+            recipe["base"] = base
+        if self.overrides:
+            recipe["overrides"] = self.overrides
+        dtype = self.data.get("out_dtype") or self.data.get("dtype")
+        if dtype is not None:
+            recipe["dtype"] = dtype
+        return recipe
+
+    def _shared(self, key: str, value: Any, method: dict[str, Any]) -> None:
+        if key in _PER_MODEL[self.kind] or (self.kind == "slerp" and key == "t"):
+            return
+        if key == "int8_mask" and self.kind not in ("linear", "slerp", "model_stock"):
+            self.notes.append(
+                "int8_mask: saves memory in mergekit and does not change the result; not needed"
+            )
+        elif key in _SHARED[self.kind]:
+            ours = _SHARED[self.kind][key]
+
+            def put(value: Any, pattern: str | None) -> None:
+                if pattern is None:
+                    method[ours] = value
+                else:
+                    self.overrides.append({"match": pattern, "method": {ours: value}})
+
+            self._setting(value, put)
+        else:
+            known = [*_SHARED[self.kind], *_PER_MODEL[self.kind]]
+            self.problems.append(
+                f"mergekit's parameter '{key}' is not supported for {self.kind}"
+                f"{closest(key, known)}"
+            )
+
+    def _model_setter(self, entry: dict[str, Any], name: str, key: str) -> Any:
+        def put(value: Any, pattern: str | None) -> None:
+            if pattern is None:
+                entry[key] = value
+            else:
+                self.overrides.append({"match": pattern, "models": {name: {key: value}}})
+
+        return put
+
+    def _slerp(self, setting: Any, models: list[dict[str, Any]], start: int) -> None:
+        if setting is None:
+            self.problems.append("mergekit's slerp needs the parameter 't'")
+            return
+        first, second = models[start], models[1 - start] if len(models) == 2 else models[start]
+
+        def put(t: Any, pattern: str | None) -> None:
+            try:
+                rest = [1 - float(v) for v in t] if isinstance(t, list) else 1 - float(t)
+                t = [float(v) for v in t] if isinstance(t, list) else float(t)
+            except (TypeError, ValueError):
+                self.problems.append(f"mergekit's slerp parameter 't' must be numbers, found {t!r}")
+                return
+            if pattern is None:
+                first["weight"], second["weight"] = rest, t
+            else:
+                weights = {first["name"]: {"weight": rest}, second["name"]: {"weight": t}}
+                self.overrides.append({"match": pattern, "models": weights})
+
+        self._setting(setting, put)
+
+    def _setting(self, value: Any, put: Any) -> None:
+        """Give `put` each value with its pattern, in an order in which the last one wins."""
+        if isinstance(value, Mapping):
+            value = [value]
+        if not (isinstance(value, list) and any(isinstance(v, Mapping) for v in value)):
+            put(value, None)
+            return
+        conditions: list[tuple[Any, str | None]] = []
+        for item in value:
+            if (
+                not isinstance(item, Mapping)
+                or "value" not in item
+                or item.keys()
+                - {
+                    "value",
+                    "filter",
+                }
+            ):
+                self.problems.append(f"expected entries with 'value' and 'filter', found {item!r}")
+                return
+            text = item.get("filter")
+            # In mergekit the first condition that holds decides.
+            conditions.append(
+                (item["value"], None if text in (None, "*") else f"*{_escape(str(text))}*")
+            )
+            if conditions[-1][1] is None:
+                break
+        for item_value, pattern in reversed(conditions):
+            put(item_value, pattern)
+
+    def _mapping(self, value: Any, where: str) -> Mapping[str, Any]:
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self.problems.append(f"{where}: expected a mapping of parameters, found {value!r}")
+            return {}
+        return value
+
+    def _path(self, reference: Any) -> str:
+        if isinstance(reference, Mapping):
+            inner = reference.get("model", reference)
+            if reference.keys() <= {"model"} and isinstance(inner, Mapping):
+                revision = f"@{inner['revision']}" if inner.get("revision") else ""
+                if inner.keys() <= {"path", "revision"} and "path" in inner:
+                    return f"{inner['path']}{revision}"
+            self.problems.append(f"mergekit's model reference {dict(reference)!r} is not supported")
+            return "?"
+        if not isinstance(reference, str):
+            self.problems.append(f"expected the name of a model, found {reference!r}")
+            return "?"
+        if "+" in reference:
+            self.problems.append(f"'{reference}': an adapter on top of a model is not supported")
+        return reference
+
+
+def _always_applies(setting: Any) -> bool:
+    items = setting if isinstance(setting, list) else [setting]
+    return setting is not None and any(
+        not isinstance(item, Mapping) or item.get("filter") in (None, "*") for item in items
+    )
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", text)

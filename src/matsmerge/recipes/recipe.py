@@ -1,0 +1,317 @@
+"""The recipe: models, base, method, and what is different for some parameters."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from matsmerge.errors import RecipeError
+from matsmerge.methods import METHODS
+from matsmerge.methods.method import Method
+
+# A number, or numbers spread evenly over the depth of the network.
+Depthwise = float | Annotated[list[float], Field(min_length=1)]
+DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
+
+
+def at_depth(value: Any, depth: float) -> Any:
+    """Interpolate a list of numbers at a depth between 0 and 1; anything else is itself."""
+    if not isinstance(value, list):
+        return value
+    position = depth * (len(value) - 1)
+    lower = int(position)
+    upper = min(lower + 1, len(value) - 1)
+    return value[lower] + (position - lower) * (value[upper] - value[lower])
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class MethodSpec(_Strict):
+    """A method's name and its parameters; a number may be a list over depth."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.__pydantic_extra__ or {})
+
+    @property
+    def method_class(self) -> type[Method]:
+        return METHODS[self.name]
+
+    def at_depth(self, depth: float) -> Method:
+        """The method with the values its parameters have at a depth between 0 and 1."""
+        return self.method_class(**{k: at_depth(v, depth) for k, v in self.parameters.items()})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _known(self) -> "MethodSpec":
+        if self.name not in METHODS:
+            raise PydanticCustomError(
+                "unknown_method",
+                "unknown method '{name}'{hint}",
+                {"name": self.name, "hint": closest(self.name, METHODS)},
+            )
+        problems = []
+        for key in self.parameters.keys() - self.method_class.model_fields.keys():
+            problems.append(f"unknown parameter '{key}'{_parameter_hint(self.name, key)}")
+        if not problems:
+            # A list is right if the method accepts each of its values.
+            num_values = max([1, *(len(v) for v in self.parameters.values() if _is_list(v))])
+            for i in range(num_values):
+                values = {
+                    k: v[i % len(v)] if _is_list(v) else v for k, v in self.parameters.items()
+                }
+                try:
+                    self.method_class(**values)
+                except ValidationError as error:
+                    problems += [p for p in describe(error) if p not in problems]
+        if problems:
+            raise PydanticCustomError(
+                "method_parameters",
+                "{problems}",
+                {"problems": "; ".join(f"method {self.name}: {p}" for p in sorted(problems))},
+            )
+        return self
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _parameter_hint(method: str, key: str) -> str:
+    if method == "slerp" and key == "t":
+        return ": the models' weights say where to stop (t = 0.3 is weights 0.7 and 0.3)"
+    if key in ("weight", "weights"):
+        return ": weights belong to the models"
+    return closest(key, METHODS[method].model_fields)
+
+
+class ModelEntry(_Strict):
+    """One model: where it is, what to call it, and how much it counts."""
+
+    model: str = Field(description="a file, a folder, or a hub id with an optional @revision")
+    name: str | None = Field(
+        None, pattern=r"^[\w.-]+$", description="a short name; by default from the path"
+    )
+    weight: Depthwise = Field(1.0, description="how much this model counts")
+    density: Depthwise | None = Field(
+        None, description="this model's own density, for methods that have one"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"model": str(value)} if isinstance(value, (str, Path)) else value
+
+
+class ModelOverride(_Strict):
+    """What is different for one model."""
+
+    weight: Depthwise | None = None
+    density: Depthwise | None = None
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Patterns = Annotated[
+    list[str],
+    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
+]
+
+
+class Override(_Strict):
+    """What is different for the parameters whose names match. Later overrides win."""
+
+    match: Patterns = Field(min_length=1, description="patterns of parameter names, e.g. '*.mlp.*'")
+    method: dict[str, Any] | None = Field(
+        None, description="parameters to change, or another method by its name"
+    )
+    models: dict[str, ModelOverride] = Field(
+        default_factory=dict, description="other weights or densities, by model name"
+    )
+
+    @field_validator("method", mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class Recipe(_Strict):
+    """A merge, written down."""
+
+    models: list[ModelEntry] = Field(min_length=1, description="the models to merge")
+    base: str | None = Field(None, description="the model they were all fine-tuned from")
+    method: MethodSpec = Field(description="how to merge: a name, or a name with parameters")
+    overrides: list[Override] = Field(
+        default_factory=list, description="what is different for some parameters"
+    )
+    heads: Patterns = Field(
+        default_factory=list,
+        description="patterns of parameters that belong to one task alone and are kept, not merged",
+    )
+    dtype: DtypeName | None = Field(
+        None, description="dtype of the output; by default that of the inputs"
+    )
+
+    @field_serializer("method")
+    def _plain_method(self, method: MethodSpec) -> dict[str, Any]:
+        return {"name": method.name, **method.parameters}
+
+    @field_validator("models")
+    @classmethod
+    def _named(cls, entries: list[ModelEntry]) -> list[ModelEntry]:
+        given = [entry.name for entry in entries if entry.name]
+        for name in given:
+            if given.count(name) > 1 or name == "base":
+                raise PydanticCustomError(
+                    "name_taken", "the model name '{name}' is taken", {"name": name}
+                )
+        made = iter(short_names([entry.model for entry in entries if not entry.name], given))
+        return [e if e.name else e.model_copy(update={"name": next(made)}) for e in entries]
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> "Recipe":
+        problems = [*self._duplicate_models()]
+        for where, spec in self.method_specs():
+            problems += [f"{where}{p}" for p in self._method_problems(spec)]
+        names = [entry.name for entry in self.models]
+        for override in self.overrides:
+            problems += [
+                f"override {override.match}: there is no model '{name}'{closest(name, names)}"
+                for name in override.models.keys() - set(names)
+            ]
+        if problems:
+            raise PydanticCustomError(
+                "recipe", "{problems}", {"problems": "\n".join(dict.fromkeys(problems))}
+            )
+        return self
+
+    def method_specs(self) -> list[tuple[str, MethodSpec]]:
+        """The method, and the method of every override that changes it."""
+        specs = [("", self.method)]
+        for override in self.overrides:
+            if override.method is not None:
+                specs.append((f"override {override.match}: ", self.overridden(override)))
+        return specs
+
+    def overridden(self, override: Override) -> MethodSpec:
+        """The recipe's method with an override's changes."""
+        changes = override.method or {}
+        if changes.get("name", self.method.name) != self.method.name:
+            return MethodSpec.model_validate(changes)
+        return MethodSpec(**{"name": self.method.name, **self.method.parameters, **changes})
+
+    def _duplicate_models(self) -> Iterable[str]:
+        places = [_place(entry.model) for entry in self.models]
+        for i, entry in enumerate(self.models):
+            if places[i] in places[:i]:
+                yield f"the model {entry.model} is given twice; change its weight instead"
+        if self.base and any(spec.method_class.needs_base for _, spec in self.method_specs()):
+            for entry, place in zip(self.models, places, strict=True):
+                if place == _place(self.base):
+                    yield f"{entry.model} is both a model and the base; list it as the base only"
+
+    def _method_problems(self, spec: MethodSpec) -> Iterable[str]:
+        cls = spec.method_class
+        from_base = spec.parameters.get("model") == "base"
+        if (cls.needs_base or from_base) and self.base is None:
+            yield f"method {spec.name} needs a base model (base: / --base)"
+        if cls.num_models is not None and cls.num_models != len(self.models):
+            yield (
+                f"method {spec.name} merges exactly {cls.num_models} models, "
+                f"{len(self.models)} given"
+            )
+        names = [entry.name for entry in self.models]
+        taken = spec.parameters.get("model")
+        if taken is not None and taken not in (*names, "base"):
+            yield f"method {spec.name}: there is no model '{taken}'{closest(str(taken), names)}"
+        if "density" not in cls.model_fields:
+            for entry in self.models:
+                if entry.density is not None and spec is self.method:
+                    yield f"method {spec.name} has no density, but the model {entry.name} sets one"
+
+
+def closest(name: str, known: Iterable[Any]) -> str:
+    """`; did you mean 'x'?` if one is close, else what there is."""
+    options = [str(option) for option in known]
+    near = difflib.get_close_matches(name, options, n=1)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; there is {', '.join(options)}" if options else "; it takes none"
+
+
+def short_names(paths: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
+    """A short, distinct name for each path: as few of its last parts as tell them apart."""
+    parts = [[p for p in re.split(r"[/\\]", path) if p not in ("", ".", "..")] for path in paths]
+    for depth in range(1, max([1, *map(len, parts)]) + 1):
+        names = [re.sub(r"[^\w.-]+", "-", "-".join(p[-depth:])).strip("-.") for p in parts]
+        if len({*names, *taken, "base", ""}) == len(names) + len(taken) + 2:
+            return names
+    return [f"model_{i}" for i in range(len(paths))]
+
+
+def _place(source: str) -> str:
+    path = Path(source).expanduser()
+    return str(path.resolve()) if path.exists() else source
+
+
+def describe(error: ValidationError) -> list[str]:
+    """Pydantic's errors as sentences that say where, what, and what was meant."""
+    problems = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"] if not str(part).startswith("list["))
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            key = str(item["loc"][-1])
+            known = _fields_at(item["loc"][:-1])
+            message = f"unknown key '{key}'{closest(key, known)}"
+            where = ".".join(str(part) for part in item["loc"][:-1])
+        elif item["type"] == "missing":
+            message = "is required"
+        elif item["type"] not in ("recipe", "unknown_method", "method_parameters", "name_taken"):
+            message = f"{message[0].lower()}{message[1:]}, found {item['input']!r}"
+        for line in message.splitlines():
+            problems.append(f"{where}: {line}" if where else line)
+    return list(dict.fromkeys(problems))
+
+
+def _fields_at(location: Sequence[int | str]) -> list[str]:
+    classes: Mapping[str, type[BaseModel]] = {"models": ModelEntry, "overrides": Override}
+    names = [part for part in location if isinstance(part, str)]
+    if not names:
+        return list(Recipe.model_fields)
+    if names[0] == "overrides" and "models" in names:
+        return list(ModelOverride.model_fields)
+    return list(classes.get(names[0], Recipe).model_fields)
+
+
+def make_recipe(data: Mapping[str, Any]) -> Recipe:
+    """A checked recipe from plain data, or a `RecipeError` with all that is wrong."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(describe(error)) from error

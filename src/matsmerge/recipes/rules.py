@@ -1,0 +1,108 @@
+"""What a recipe says about each single parameter."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from matsmerge.checkpoints.alignment import matches
+from matsmerge.errors import RecipeError
+from matsmerge.methods.method import Method
+from matsmerge.recipes.recipe import Recipe, at_depth, describe
+
+_LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A method with all its numbers, and each model's weight and density."""
+
+    method: Method
+    weights: tuple[float, ...]
+    densities: tuple[float, ...]
+
+
+def check_patterns(recipe: Recipe, names: Sequence[str]) -> None:
+    """Refuse an override that would never apply."""
+    unused = [
+        f"the override pattern '{pattern}' matches no parameter, e.g. {names[0]}"
+        for override in recipe.overrides
+        for pattern in override.match
+        if not any(matches(name, [pattern]) for name in names)
+    ]
+    if unused:
+        raise RecipeError(unused)
+
+
+def make_rules(recipe: Recipe, names: Sequence[str]) -> dict[str, Rule]:
+    """The rule for every parameter; parameters treated alike share one rule."""
+    depths = layer_depths(names)
+    rules: dict[tuple[Any, ...], Rule] = {}
+    result: dict[str, Rule] = {}
+    for name in names:
+        applying = tuple(i for i, o in enumerate(recipe.overrides) if matches(name, o.match))
+        key = applying, depths[name]
+        if key not in rules:
+            rules[key] = _make_rule(recipe, applying, depths[name], name)
+        result[name] = rules[key]
+    return result
+
+
+def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str) -> Rule:
+    current = recipe
+    weights: dict[Any, Any] = {entry.name: entry.weight for entry in recipe.models}
+    densities: dict[Any, Any] = {entry.name: entry.density for entry in recipe.models}
+    for override in (recipe.overrides[i] for i in applying):
+        if override.method is not None:
+            current = current.model_copy(update={"method": current.overridden(override)})
+        for model, change in override.models.items():
+            if change.weight is not None:
+                weights[model] = change.weight
+            if change.density is not None:
+                densities[model] = change.density
+    try:
+        method = current.method.at_depth(depth)
+    except ValidationError as error:
+        raise RecipeError([f"{name}: {problem}" for problem in describe(error)]) from error
+    default_density = getattr(method, "density", 1.0)
+    rule = Rule(
+        method,
+        tuple(float(at_depth(w, depth)) for w in weights.values()),
+        tuple(
+            default_density if d is None else float(at_depth(d, depth)) for d in densities.values()
+        ),
+    )
+    if method.divides_by_weights and sum(rule.weights) == 0:
+        raise RecipeError(
+            f"{name}: the models' weights {list(rule.weights)} sum to zero, and "
+            f"{current.method.name} divides by their sum"
+        )
+    if not all(0 < d <= 1 for d in rule.densities):
+        raise RecipeError(
+            f"{name}: the densities {list(rule.densities)} must be above 0 and at most 1"
+        )
+    return rule
+
+
+def layer_depths(names: Sequence[str]) -> Mapping[str, float]:
+    """How deep in the network each parameter is, from 0 to 1, by the first number in its name.
+
+    Layers are counted for each stack by itself (`encoder.block.3`, `decoder.block.3`). What is in
+    no layer has depth 0; the only layer of a stack has depth 1.
+    """
+    layers: dict[str, tuple[str, int]] = {}
+    last: dict[str, int] = {}
+    for name in names:
+        found = _LAYER.search(name)
+        if found:
+            stack, index = name[: found.start()], int(found[1])
+            layers[name] = stack, index
+            last[stack] = max(last.get(stack, 0), index)
+    return {
+        name: (layers[name][1] / last[layers[name][0]] if last[layers[name][0]] else 1.0)
+        if name in layers
+        else 0.0
+        for name in names
+    }
