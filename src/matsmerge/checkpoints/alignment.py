@@ -8,7 +8,13 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from matsmerge.checkpoints.checkpoint import EXACT_DTYPES, Checkpoint, TensorSpec, dtype_name
+from matsmerge.checkpoints.checkpoint import (
+    EXACT_DTYPES,
+    Buffer,
+    Checkpoint,
+    TensorSpec,
+    dtype_name,
+)
 from matsmerge.errors import AlignmentError
 
 _MAX_LISTED = 8  # tensors named per kind of difference and model; the rest are counted
@@ -29,6 +35,9 @@ class AlignedModel:
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         return self.checkpoint.read(self.names[name], start, stop)
+
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        self.checkpoint.read_into(buffer, self.names[name], start)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
         self.checkpoint.prefetch(self.names[name], start, stop)
@@ -138,7 +147,7 @@ def _match_prefix(
             if name.endswith(f".{other}"):
                 prefix = name.removesuffix(other)
                 return (
-                    lambda n, prefix=prefix: n.removeprefix(prefix)  # type: ignore[misc]
+                    lambda n, prefix=prefix: n.removeprefix(prefix)
                 ), f"its names were read without the leading '{prefix}'"
     return str, None
 

@@ -31,6 +31,14 @@ class TensorSpec:
         return f"{dtype_name(self.dtype)} {list(self.shape)}"
 
 
+class Buffer:
+    """Memory to read into: a flat tensor, and the same memory as bytes."""
+
+    def __init__(self, num_elements: int, dtype: torch.dtype) -> None:
+        self.tensor = torch.empty(num_elements, dtype=dtype)
+        self.bytes: memoryview = self.tensor.view(torch.uint8).numpy().data
+
+
 class Checkpoint(ABC):
     """Named tensors that can be read in pieces, from any thread.
 
@@ -45,8 +53,14 @@ class Checkpoint(ABC):
     folder: Path | None
 
     @abstractmethod
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        """Fill a buffer of the stored dtype with the elements from `start` on."""
+
     def read(self, name: str, start: int, stop: int) -> Tensor:
-        """Elements `start` to `stop` of a tensor, flat and as stored; may be a view, so read only."""
+        """Elements `start` to `stop`, flat and as stored."""
+        buffer = Buffer(stop - start, self.specs[name].dtype)
+        self.read_into(buffer, name, start)
+        return buffer.tensor
 
     def prefetch(self, name: str, start: int, stop: int) -> None:  # noqa: B027
         """Say that these elements will be read soon."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, check_dtype
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, check_dtype
 from matsmerge.errors import CheckpointError
 
 
@@ -46,8 +46,9 @@ class InMemoryCheckpoint(Checkpoint):
         self.specs = specs
         self.aliases = aliases
 
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        return self._flat[name][start:stop].to("cpu")
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        out = buffer.tensor
+        out.copy_(self._flat[name][start : start + len(out)])
 
 
 def load_pickled(path: Path) -> dict[str, Tensor]:

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.safetensors_header import Header, read_header
 from matsmerge.errors import CheckpointError
 
@@ -48,12 +45,10 @@ class StoredCheckpoint(Checkpoint):
         self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
 
-    def read(self, name: str, start: int, stop: int) -> Tensor:
-        dtype = self.specs[name].dtype
-        result = torch.empty(stop - start, dtype=dtype)
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         path, offset = self._where[name]
-        view = memoryview(result.view(torch.uint8).numpy())
-        offset += start * dtype.itemsize
+        offset += start * self.specs[name].dtype.itemsize
+        view = buffer.bytes
         while len(view):
             count = os.preadv(self._descriptor(path), [view], offset)
             if count == 0:
@@ -62,7 +57,6 @@ class StoredCheckpoint(Checkpoint):
                 )
             view = view[count:]
             offset += count
-        return result
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
         if not hasattr(os, "posix_fadvise"):
@@ -77,10 +71,11 @@ class StoredCheckpoint(Checkpoint):
         )
 
     def _descriptor(self, path: Path) -> int:
-        with self._lock:
-            if path not in self._descriptors:
-                self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            return self._descriptors[path]
+        if path not in self._descriptors:
+            with self._lock:
+                if path not in self._descriptors:
+                    self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return self._descriptors[path]
 
     def close(self) -> None:
         """Close the files; reading opens them again."""

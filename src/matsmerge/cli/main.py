@@ -5,7 +5,7 @@
 """
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,9 +13,9 @@ from matsmerge.cli import display, inspect_command, merge_command
 from matsmerge.errors import MatsError
 from matsmerge.version import __version__
 
-# Typer has its own copy of click in some versions; these are the classes it really raises.
-_UsageError = typer.BadParameter.__base__
-_CommandError = _UsageError.__base__
+# The root of what typer raises for a wrong command line: click's class, or that of typer's own
+# copy of click, depending on its version.
+_CommandError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 app = typer.Typer(
     name="mats",
@@ -69,11 +69,10 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         display.show_problems(["interrupted; a merge can be continued with --resume"])
         return 130
-    except Exception as error:
-        if isinstance(error, _CommandError):
-            display.show_problems([error.format_message()])
-            display.stderr.print("see mats --help or mats COMMAND --help")
-            return 1
+    except _CommandError as error:
+        display.show_problems([error.format_message()])
+        display.stderr.print("see mats --help or mats COMMAND --help")
+    except Exception:
         import traceback
 
         display.stderr.print(traceback.format_exc(), markup=False)

@@ -145,7 +145,7 @@ def merge(
         mats merge --method task_arithmetic --scale 0.3 --base B --model A --model C --out merged
     """
     from matsmerge.engine.executor import LocalExecutor
-    from matsmerge.engine.machine import parse_bytes
+    from matsmerge.engine.machine import keep_freed_memory, parse_bytes
     from matsmerge.engine.merging import merge_to_folder, prepare
     from matsmerge.engine.output_folder import check_target
 
@@ -161,13 +161,14 @@ def merge(
         checked, notes = _from_file(recipe, changes)
     else:
         checked, notes = _from_options(model or [], base, method, weight or [], given, changes), []
-    executor = LocalExecutor(workers, parse_bytes(max_memory) if max_memory else None)
+    executor = LocalExecutor(workers, parse_bytes(max_memory) if max_memory else None, fork=True)
     max_shard_bytes = parse_bytes(shard_size)
     if out is None and not dry_run:
         raise RecipeError("say where to write the merged model with --out, or use --dry-run")
     if out is not None:
         check_target(out, 0, {}, overwrite=overwrite, resume=resume)
 
+    keep_freed_memory()
     prepared = prepare(checked)
     if not quiet:
         display.show_notes([*notes, *prepared.notes])
@@ -246,7 +247,7 @@ def _describe(
     prepared: "PreparedMerge", executor: "LocalExecutor", max_shard_bytes: int
 ) -> dict[str, Any]:
     layout = prepared.layout(max_shard_bytes)
-    peak = prepared.plan.peak_bytes(executor.max_in_flight)
+    peak = prepared.plan.peak_bytes(executor.num_workers)
     return {
         "models": [model.name for model in prepared.alignment.models],
         "method": prepared.recipe.method.name,

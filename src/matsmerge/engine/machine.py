@@ -1,5 +1,6 @@
 """What this machine has to offer, and sizes as people write them."""
 
+import ctypes
 import os
 import re
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 from matsmerge.errors import RecipeError
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -52,6 +54,19 @@ def available_bytes() -> int:
 def default_memory_bytes() -> int:
     """Half of what is available: the page cache earns its keep with the other half."""
     return available_bytes() // 2
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep what is freed, for the next block to use, instead of asking the kernel anew.
+
+    Blocks come and go thousands of times a second; page faults took a third of a merge.
+    """
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # another C library manages without
+        return
+    mallopt(_M_TRIM_THRESHOLD, 1 << 30)
+    mallopt(_M_MMAP_THRESHOLD, 1 << 25)
 
 
 def num_cores() -> int:

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from matsmerge.engine.executor import Executor
 from matsmerge.engine.plan import Job, Parameter, Plan, make_jobs
 from matsmerge.engine.progress import Progress
@@ -88,5 +90,5 @@ def _drive(parameter: Parameter, num_elements: int, run: Callable[[Pass], list[A
         return finished.value  # type: ignore[no-any-return]
 
 
-def _no_values() -> Any:
+def _no_values(out: Tensor | None = None) -> Tensor:  # noqa: ARG001
     raise AssertionError("a measurement reads values at sites only")

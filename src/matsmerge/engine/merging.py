@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,9 @@ from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, Layout, make_layout
 from matsmerge.engine.measuring import Measurements, measure
 from matsmerge.engine.model_card import make_model_card
 from matsmerge.engine.output_folder import OutputFolder, check_target
-from matsmerge.engine.plan import Plan, make_plan
+from matsmerge.engine.plan import Job, Plan, make_plan
 from matsmerge.engine.progress import Progress, Silent
-from matsmerge.engine.worker import Merged, Worker
+from matsmerge.engine.worker import Sink, Worker
 from matsmerge.errors import CheckpointError, MatsError, OutputError, RecipeError
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
@@ -142,9 +143,8 @@ def merge_in_memory(
     result = {
         p.name: torch.empty(p.spec.shape, dtype=p.spec.dtype) for p in prepared.plan.parameters
     }
-    for merged in _run(prepared.plan, worker, executor, measured, progress):
-        for piece, tensor in zip(merged.job.pieces, merged.tensors, strict=True):
-            result[piece.parameter.name].view(-1)[piece.start : piece.stop] = tensor
+    for _ in _run(prepared.plan, worker, executor, measured, _StateDict(result), progress):
+        pass
     return result | {other: result[kept] for other, kept in prepared.alignment.tied.items()}
 
 
@@ -176,10 +176,9 @@ def merge_to_folder(
             output.note_measured(measured.by_parameter)
         else:
             measured = Measurements(output.measured)
-        for merged in _run(
-            prepared.plan, worker, executor, measured, progress, output.finished_jobs
-        ):
-            output.write(merged)
+        done = output.finished_jobs
+        for job in _run(prepared.plan, worker, executor, measured, output.shards, progress, done):
+            output.note_finished(job)
         _write_heads(prepared, output.path)
         if prepared.companion.folder is not None:
             copy_companions(prepared.companion.folder, output.path, _single_dtype(prepared.plan))
@@ -216,20 +215,31 @@ def check_output(
     check_target(target, needed, folders, overwrite=overwrite, resume=resume)
 
 
+@dataclass(frozen=True)
+class _StateDict:
+    """Merged values in this process's memory."""
+
+    tensors: dict[str, Tensor]
+
+    def write(self, name: str, start: int, values: Tensor) -> None:
+        self.tensors[name].view(-1)[start : start + len(values)] = values
+
+
 def _run(
     plan: Plan,
     worker: Worker,
     executor: Executor,
     measured: Measurements,
+    sink: Sink,
     progress: Progress,
-    finished: set[int] = frozenset(),  # type: ignore[assignment]
-) -> Iterator[Merged]:
+    finished: AbstractSet[int] = frozenset(),
+) -> Iterator[Job]:
     jobs = [job for job in plan.jobs if job.index not in finished]
     progress.stage("merging", plan.num_input_bytes)
     progress.advance(plan.num_input_bytes - sum(job.num_input_bytes for job in jobs))
-    for merged in executor.map(partial(worker.merge, measured=measured), jobs):
-        yield merged
-        progress.advance(merged.job.num_input_bytes)
+    for job in executor.map(partial(worker.merge, measured=measured, sink=sink), jobs):
+        yield job
+        progress.advance(job.num_input_bytes)
 
 
 def _write_heads(prepared: PreparedMerge, folder: Path) -> None:

@@ -9,19 +9,53 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
 import torch
+from torch import Tensor
 
 from matsmerge.engine.layout import Layout, Shard
 from matsmerge.engine.machine import format_bytes
-from matsmerge.engine.worker import Merged
+from matsmerge.engine.plan import Job
 from matsmerge.errors import OutputError
 
 MANIFEST = "merge.json"
 _JOURNAL = "journal.jsonl"
-_SYNC_BYTES = 1 << 28  # journal finished jobs about this often
+_SYNC_JOBS = 4  # finished jobs are noted in the journal about this often
+
+
+class ShardFiles:
+    """The files with weights, open for writing at any place. A pickled copy opens its own."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self.folder = folder
+        self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
+        self._descriptors: dict[str, int] = {}
+
+    def write(self, name: str, start: int, values: Tensor) -> None:
+        """Put a tensor's elements from `start` on where they belong."""
+        shard = self._shard_of[name]
+        offset = shard.offsets[name] + start * values.element_size()
+        view = values.view(torch.uint8).numpy().data
+        while len(view):
+            count = os.pwrite(self.descriptor(shard), view, offset)
+            view, offset = view[count:], offset + count
+
+    def descriptor(self, shard: Shard) -> int:
+        if shard.file_name not in self._descriptors:
+            path = self.folder / shard.file_name
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._descriptors[shard.file_name] = os.open(path, flags, 0o666)
+        return self._descriptors[shard.file_name]
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_descriptors": {}}
 
 
 class OutputFolder:
@@ -34,10 +68,10 @@ class OutputFolder:
         self.path = staging_path(target)
         self.finished_jobs: set[int] = set()
         self.measured: dict[str, Any] | None = None
-        self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
-        self._files: dict[str, int] = {}
+        self.shards = ShardFiles(self.path, layout)
+        self._syncer = ThreadPoolExecutor(1)
+        self._syncing: Future[None] | None = None
         self._unsynced: list[int] = []
-        self._unsynced_bytes = 0
         self._journal: IO[str] | None = None
         self._lock: int | None = None
 
@@ -66,7 +100,7 @@ class OutputFolder:
 
     def _begin(self) -> None:
         for shard in self.layout.shards:
-            file = self._file(shard)
+            file = self.shards.descriptor(shard)
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file, 0, shard.num_bytes)  # fail now, not after an hour
             os.pwrite(file, shard.header, 0)
@@ -91,7 +125,7 @@ class OutputFolder:
             self.finished_jobs.update(entry.get("jobs", ()))
             self.measured = entry.get("measured", self.measured)
         for shard in self.layout.shards:
-            if os.fstat(self._file(shard)).st_size != shard.num_bytes:
+            if os.fstat(self.shards.descriptor(shard)).st_size != shard.num_bytes:
                 raise OutputError(f"{self.path / shard.file_name}: damaged; start with --overwrite")
         # Written anew, so that a torn last line does not swallow the next one.
         journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
@@ -101,33 +135,28 @@ class OutputFolder:
         """Remember measurements for a run that resumes this one."""
         self._note({"measured": measured})
 
-    def write(self, merged: Merged) -> None:
-        """Put a job's tensors where they belong."""
-        for piece, tensor in zip(merged.job.pieces, merged.tensors, strict=True):
-            name = piece.parameter.name
-            shard = self._shard_of[name]
-            offset = shard.offsets[name] + piece.start * tensor.element_size()
-            view = memoryview(tensor.view(torch.uint8).numpy())
-            while len(view):
-                count = os.pwrite(self._file(shard), view, offset)
-                view, offset = view[count:], offset + count
-            self._unsynced_bytes += tensor.nbytes
-        self._unsynced.append(merged.job.index)
-        if self._unsynced_bytes >= _SYNC_BYTES:
-            self.sync()
+    def note_finished(self, job: Job) -> None:
+        """Note that all of a job's values have been written."""
+        self._unsynced.append(job.index)
+        if len(self._unsynced) >= _SYNC_JOBS and (self._syncing is None or self._syncing.done()):
+            self._start_sync()
 
-    def sync(self) -> None:
-        """Wait for the disk, then note the jobs it has."""
-        for file in self._files.values():
-            os.fsync(file)
-        if self._unsynced:
-            self._note({"jobs": self._unsynced})
-        self._unsynced = []
-        self._unsynced_bytes = 0
+    def _start_sync(self) -> Future[None]:
+        """Wait for the disk beside the ongoing work, then note the jobs it has."""
+        if self._syncing is not None:
+            self._syncing.result()
+        jobs, self._unsynced = self._unsynced, []
+        self._syncing = self._syncer.submit(self._sync, jobs)
+        return self._syncing
+
+    def _sync(self, jobs: list[int]) -> None:
+        for shard in self.layout.shards:
+            os.fsync(self.shards.descriptor(shard))
+        self._note({"jobs": jobs})
 
     def finish(self, manifest: str) -> None:
         """Write the manifest, and let the output appear under its name."""
-        self.sync()
+        self._start_sync().result()
         if self.layout.index_name and self.layout.index:
             (self.path / self.layout.index_name).write_text(self.layout.index)
         self._close()
@@ -151,14 +180,6 @@ class OutputFolder:
         """Leave everything as it is, for another run to resume."""
         self._close()
 
-    def _file(self, shard: Shard) -> int:
-        if shard.file_name not in self._files:
-            path = self.path / shard.file_name
-            self._files[shard.file_name] = os.open(
-                path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
-            )
-        return self._files[shard.file_name]
-
     def _note(self, entry: Mapping[str, Any]) -> None:
         assert self._journal is not None
         self._journal.write(json.dumps(entry) + "\n")
@@ -166,8 +187,8 @@ class OutputFolder:
         os.fsync(self._journal.fileno())
 
     def _close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
+        self._syncer.shutdown()
+        self.shards.close()
         if self._journal is not None:
             self._journal.close()
             self._journal = None

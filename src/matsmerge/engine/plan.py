@@ -11,7 +11,7 @@ from matsmerge.methods.method import BLOCK_ELEMENTS
 from matsmerge.recipes.rules import Rule
 
 # Fixed, so that an interrupted merge can be resumed under another memory budget.
-JOB_ELEMENTS = 32 * BLOCK_ELEMENTS
+JOB_ELEMENTS = 128 * BLOCK_ELEMENTS
 # Tensors of a block's size that a method holds at once, besides one for each model.
 _SCRATCH_BLOCKS = 12
 # What ranking a model's entries collects: all of a small model, a sliver of a large one.
@@ -149,7 +149,6 @@ def make_jobs(parameters: Sequence[Parameter], alignment: Alignment) -> Iterator
 
 
 def _job(index: int, first_element: int, pieces: list[Piece], alignment: Alignment) -> Job:
-    output = sum((p.stop - p.start) * p.parameter.spec.dtype.itemsize for p in pieces)
     scratch = max(
         min(p.stop - p.start, BLOCK_ELEMENTS) * (p.parameter.compute_dtype or torch.int8).itemsize
         for p in pieces
@@ -160,4 +159,4 @@ def _job(index: int, first_element: int, pieces: list[Piece], alignment: Alignme
         for model in alignment.everyone
     )
     num_blocks = _SCRATCH_BLOCKS + len(alignment.models)
-    return Job(index, first_element, tuple(pieces), inputs, output + num_blocks * scratch)
+    return Job(index, first_element, tuple(pieces), inputs, num_blocks * scratch)

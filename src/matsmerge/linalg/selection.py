@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 Values = NDArray[np.float32] | NDArray[np.float64]
 
-_NUM_DEVIATIONS = 4.0
+_NUM_DEVIATIONS = 3.0
 _MIN_MARGIN = 1e-4
+_MAX_REPEATED = 1 << 17  # collected values beyond which equal ones are counted, not kept
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Tally:
     """What a bracket saw of some values: how many lie above it, and those inside with counts."""
 
     num_above: int
-    inside: Values  # distinct, increasing
+    inside: Values
     counts: NDArray[np.int64]
 
 
@@ -45,11 +46,14 @@ def bracket_quantile(blocks: Sequence[Values], fraction: float) -> Bracket:
     `blocks` are short stretches taken at even distances. Neighbouring stretches tell how far the
     sampled fraction may be off (the usual variance estimate for systematic samples).
     """
-    sample = np.sort(np.concatenate(blocks))
+    joined = np.concatenate(blocks)
+    sample = np.sort(joined)
     num = len(sample)
     middle = sample[min(num - 1, int((1 - fraction) * num))]
-    shares = np.array([np.mean(block >= middle) for block in blocks])
-    deviation = math.sqrt(np.mean(np.diff(shares) ** 2) / 2 / len(shares)) if num > 1 else 1.0
+    lengths = np.array([len(block) for block in blocks])
+    first = np.cumsum(lengths) - lengths
+    shares = np.add.reduceat(joined >= middle, first, dtype=np.int64) / lengths
+    deviation = math.sqrt(np.mean(np.diff(shares) ** 2) / 2 / len(shares))
     margin = _NUM_DEVIATIONS * deviation + _MIN_MARGIN
     low, high = math.floor((1 - fraction - margin) * num), math.ceil((1 - fraction + margin) * num)
     return Bracket(
@@ -60,25 +64,27 @@ def bracket_quantile(blocks: Sequence[Values], fraction: float) -> Bracket:
 
 def tally(values: Values, bracket: Bracket) -> Tally:
     """Count and collect; `values` are magnitudes, so none is negative."""
-    num_above = 0 if bracket.high == math.inf else int(np.count_nonzero(values > bracket.high))
-    inside = values[(values >= bracket.low) & (values <= bracket.high)]
-    distinct, counts = np.unique(inside, return_counts=True)
-    return Tally(num_above, distinct, counts)
+    reaching, above = values >= bracket.low, values > bracket.high
+    inside: Values = values[np.flatnonzero(reaching ^ above)]
+    return Tally(int(np.count_nonzero(above)), inside, np.ones(len(inside), dtype=np.int64))
 
 
 def add_tallies(tallies: Sequence[Tally]) -> Tally:
-    """The tally of all their values together."""
-    distinct, where = np.unique(np.concatenate([t.inside for t in tallies]), return_inverse=True)
-    counts = np.zeros(len(distinct), dtype=np.int64)
-    np.add.at(counts, where, np.concatenate([t.counts for t in tallies]))
-    return Tally(sum(t.num_above for t in tallies), distinct, counts)
+    """The tally of all their values together; many values are stored once each."""
+    inside = np.concatenate([t.inside for t in tallies])
+    counts = np.concatenate([t.counts for t in tallies])
+    if len(inside) > _MAX_REPEATED:
+        inside, where = np.unique(inside, return_inverse=True)
+        counts = np.bincount(where, weights=counts).astype(np.int64)
+    return Tally(sum(t.num_above for t in tallies), inside, counts)
 
 
 def kth_largest(k: int, seen: Tally, bracket: Bracket) -> float | Bracket:
-    """The k-th largest value (k from 1), or a wider bracket to look in."""
+    """The k-th largest value (k from 1), or another bracket to look in."""
     if k <= seen.num_above:
         return Bracket(low=bracket.high)
-    reached = seen.num_above + np.cumsum(seen.counts[::-1])
+    order = np.argsort(seen.inside)[::-1]
+    reached = seen.num_above + np.cumsum(seen.counts[order])
     if len(reached) == 0 or k > reached[-1]:
         return Bracket(high=bracket.low)
-    return float(seen.inside[::-1][np.searchsorted(reached, k)])
+    return float(seen.inside[order[np.searchsorted(reached, k)]])

@@ -1,5 +1,6 @@
 """Weighted averaging of parameters."""
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -21,6 +22,7 @@ class Average(Method):
     def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
         first, *others = site.tasks
         result = first.load().mul_(first.weight)
+        values = torch.empty_like(result)
         for task in others:
-            result.add_(task.load(), alpha=task.weight)
+            result.add_(task.load(out=values), alpha=task.weight)
         return result.div_(total_weight(site.tasks)) if self.normalize else result

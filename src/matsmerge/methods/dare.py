@@ -1,14 +1,21 @@
 """DARE: drop entries of the task vectors at random, rescale the rest."""
 
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.method import Measured, Method, Site, Task, load_deltas, total_weight
+from matsmerge.methods.method import (
+    Measured,
+    Method,
+    Site,
+    Task,
+    load_deltas,
+    stack_deltas,
+    total_weight,
+)
 from matsmerge.methods.sign_election import merge_agreeing
 
 _CHUNK_ELEMENTS = 1 << 16  # entries that share one random stream; divides BLOCK_ELEMENTS
@@ -23,14 +30,12 @@ class _Dare(Method):
     rescale: bool = Field(True, description="divide what is kept by the density")
     seed: int = Field(0, ge=0, description="seed of the random choice")
 
-    def _sparse_deltas(self, site: Site, base: Tensor) -> Iterator[tuple[Task, Tensor]]:
-        for task, delta in load_deltas(site, base):
-            levels = round(task.density * _LEVELS)
-            if levels < _LEVELS:
-                delta.masked_fill_(torch.from_numpy(self._draws(site, task) >= levels), 0)
-                if self.rescale:
-                    delta.mul_(_LEVELS / levels)
-            yield task, delta
+    def _thin_(self, delta: Tensor, site: Site, task: Task) -> None:
+        levels = round(task.density * _LEVELS)
+        if levels < _LEVELS:
+            delta.masked_fill_(torch.from_numpy(self._draws(site, task) >= levels), 0)
+            if self.rescale:
+                delta.mul_(_LEVELS / levels)
 
     def _draws(self, site: Site, task: Task) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
         """Uniform 16-bit numbers that depend on seed, model, parameter and position only."""
@@ -56,7 +61,8 @@ class DareLinear(_Dare):
         base = site.load_base()
         result = base.clone()
         scale = self.scale / (total_weight(site.tasks) if self.normalize else 1.0)
-        for task, delta in self._sparse_deltas(site, base):
+        for task, delta in load_deltas(site, base):
+            self._thin_(delta, site, task)
             result.add_(delta, alpha=scale * task.weight)
         return result
 
@@ -68,5 +74,9 @@ class DareTies(_Dare):
 
     def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
         base = site.load_base()
-        merged = merge_agreeing(self._sparse_deltas(site, base), base, normalize=self.normalize)
+        deltas = stack_deltas(site, base)
+        for delta, task in zip(deltas, site.tasks, strict=True):
+            self._thin_(delta, site, task)
+        weights = [task.weight for task in site.tasks]
+        merged = merge_agreeing(deltas, weights, normalize=self.normalize)
         return base.add_(merged, alpha=self.scale)

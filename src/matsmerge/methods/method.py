@@ -9,12 +9,19 @@ in `measure`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
+import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 17  # a site is at most this long, and begins at a multiple of it
+BLOCK_ELEMENTS = 1 << 16  # a site is at most this long, and begins at a multiple of it
+
+
+class Load(Protocol):
+    """Reads the values at a site, in the precision to compute in: anew, or into `out`."""
+
+    def __call__(self, out: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -24,7 +31,7 @@ class Task:
     model: str
     weight: float
     density: float  # share of the changed weights to keep, for methods that drop some
-    load: Callable[[], Tensor]  # a fresh tensor in the precision to compute in
+    load: Load
 
 
 @dataclass(frozen=True)
@@ -35,7 +42,7 @@ class Site:
     start: int
     stop: int
     tasks: Sequence[Task]
-    load_base: Callable[[], Tensor]
+    load_base: Load
 
 
 Measured = Mapping[str, Sequence[float]]  # small, and plain enough for merge.json
@@ -88,9 +95,21 @@ class Method(BaseModel, ABC):
 
 
 def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
-    """Each task with its task vector `theta_m - theta_base`, one at a time."""
+    """Each task with its task vector `theta_m - theta_base`, one at a time.
+
+    They share their memory: a task vector is gone when the next one is asked for.
+    """
+    delta = torch.empty_like(base)
     for task in site.tasks:
-        yield task, task.load().sub_(base)
+        yield task, task.load(out=delta).sub_(base)
+
+
+def stack_deltas(site: Site, base: Tensor) -> Tensor:
+    """All task vectors at a site, (models, elements)."""
+    deltas = base.new_empty(len(site.tasks), len(base))
+    for row, task in zip(deltas, site.tasks, strict=True):
+        task.load(out=row).sub_(base)
+    return deltas
 
 
 def total_weight(tasks: Sequence[Task]) -> float:

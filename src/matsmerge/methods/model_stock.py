@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from matsmerge.methods.method import (
     Site,
     Task,
     load_deltas,
+    stack_deltas,
     total_weight,
 )
 
@@ -61,6 +61,5 @@ class ModelStock(Method):
 
 
 def _inner_products(site: Site) -> NDArray[np.float64]:
-    base = site.load_base()
-    deltas = torch.stack([delta for _, delta in load_deltas(site, base)]).double()
+    deltas = stack_deltas(site, site.load_base()).double()
     return (deltas @ deltas.T).numpy()

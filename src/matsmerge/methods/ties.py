@@ -1,5 +1,6 @@
 """TIES: trim, elect sign, merge."""
 
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,12 +20,20 @@ from matsmerge.linalg.selection import (
     kth_largest,
     tally,
 )
-from matsmerge.methods.method import Measured, Measuring, Method, Pass, Site, Task, load_deltas
+from matsmerge.methods.method import (
+    Measured,
+    Measuring,
+    Method,
+    Pass,
+    Site,
+    Task,
+    load_deltas,
+    stack_deltas,
+)
 from matsmerge.methods.sign_election import merge_agreeing
 
-_SAMPLE_ABOVE = 1 << 22  # fewer values than this are simply collected
-_SAMPLE_BLOCK = 512
-_MIN_SAMPLE_BLOCKS, _MAX_SAMPLE_BLOCKS = 1 << 12, 1 << 16
+_SAMPLE_ABOVE = 1 << 17  # fewer values than this are simply collected
+_SAMPLE_BLOCK = 1 << 12
 
 
 class Ties(Method):
@@ -54,20 +63,19 @@ class Ties(Method):
 
     def merge(self, site: Site, measured: Measured) -> Tensor:
         base = site.load_base()
-        trimmed = (
-            (task, _trim(delta, threshold))
-            for (task, delta), threshold in zip(
-                load_deltas(site, base), measured["thresholds"], strict=True
-            )
-        )
-        merged = merge_agreeing(trimmed, base, normalize=self.normalize)
+        deltas = stack_deltas(site, base)
+        for delta, threshold in zip(deltas, measured["thresholds"], strict=True):
+            _trim_(delta, threshold)
+        weights = [task.weight for task in site.tasks]
+        merged = merge_agreeing(deltas, weights, normalize=self.normalize)
         return base.add_(merged, alpha=self.scale)
 
 
-def _trim(delta: Tensor, threshold: float) -> Tensor:
+def _trim_(delta: Tensor, threshold: float) -> None:
     # hardshrink zeroes |x| <= bound; what equals the threshold must stay.
     dtype = np.float32 if delta.dtype == torch.float32 else np.float64
-    return torch.nn.functional.hardshrink(delta, float(np.nextafter(dtype(threshold), dtype(0))))
+    bound = float(np.nextafter(dtype(threshold), dtype(0)))
+    torch.ops.aten.hardshrink.out(delta, bound, out=delta)
 
 
 def _thresholds(
@@ -77,8 +85,8 @@ def _thresholds(
     ranks = [max(1, int(density * num_elements)) for density in densities]
     found: list[float | Bracket] = [0.0 if d == 1 else Bracket() for d in densities]
     if num_elements > _SAMPLE_ABOVE and any(isinstance(f, Bracket) for f in found):
-        num_blocks = min(max(num_elements >> 17, _MIN_SAMPLE_BLOCKS), _MAX_SAMPLE_BLOCKS)
-        spacing = num_elements // num_blocks
+        # More blocks take longer to sample, fewer leave more to collect and sort.
+        spacing = num_elements // max(16, math.isqrt(num_elements) // 64)
         sample = yield Pass(_magnitudes, spacing=spacing, block_elements=_SAMPLE_BLOCK)
         found = [
             bracket_quantile(blocks, density) if isinstance(f, Bracket) else f
@@ -94,7 +102,7 @@ def _thresholds(
 
 def _magnitudes(site: Site) -> list[Values]:
     base = site.load_base()
-    return [delta.abs_().numpy() for _, delta in load_deltas(site, base)]
+    return [delta.abs().numpy() for _, delta in load_deltas(site, base)]
 
 
 @dataclass(frozen=True)
@@ -104,10 +112,8 @@ class _Tallying:
     def __call__(self, site: Site) -> list[Tally]:
         base = site.load_base()
         return [
-            tally(task.load().sub_(base).abs_().numpy(), wanted)
-            if isinstance(wanted, Bracket)
-            else NOTHING_SEEN
-            for task, wanted in zip(site.tasks, self.wanted, strict=True)
+            tally(delta.abs_().numpy(), wanted) if isinstance(wanted, Bracket) else NOTHING_SEEN
+            for (_, delta), wanted in zip(load_deltas(site, base), self.wanted, strict=True)
         ]
 
 

@@ -40,6 +40,8 @@ def _or_over_depth(field: dict[str, Any]) -> dict[str, Any]:
     """A number may also be a list of numbers spread over the depth of the network."""
     if field.get("type") != "number":
         return field
-    outer = {key: field[key] for key in ("description", "default", "title") if key in field}
+    outer: dict[str, Any] = {
+        key: field[key] for key in ("description", "default", "title") if key in field
+    }
     number = {key: value for key, value in field.items() if key not in outer}
     return {**outer, "anyOf": [number, {"type": "array", "items": number, "minItems": 1}]}

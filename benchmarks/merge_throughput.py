@@ -1,0 +1,194 @@
+"""Merging six models of half a billion parameters: us, mergekit, and copying the bytes.
+
+    python benchmarks/merge_throughput.py --mergekit .peers/bin/mergekit-yaml
+
+Both tools are run as commands, with the same YAML, on the same files, one after the other; times
+include starting up. The copy limit reads every input and writes as many bytes as the output has,
+both with plain file operations, and waits for the disk. Peak memory is the largest resident set
+of the whole command, less that of an interpreter that has only imported torch and safetensors.
+
+scripts/peers makes the environment with mergekit. --layers 2 is a quick trial.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HIDDEN, INTERMEDIATE, VOCABULARY = 1024, 4096, 32000
+METHODS = {
+    "linear": {"goal_copy": 4, "goal_mergekit": 6},
+    "task_arithmetic": {"goal_copy": 4, "goal_mergekit": 6},
+    "ties": {"goal_copy": None, "goal_mergekit": 20},
+    "dare_linear": {"goal_copy": None, "goal_mergekit": None},
+    "model_stock": {"goal_copy": None, "goal_mergekit": None},
+}
+
+
+def shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
+    result: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN)}
+    for i in range(num_layers):
+        layer = f"model.layers.{i}"
+        result |= {f"{layer}.self_attn.{p}_proj.weight": (HIDDEN, HIDDEN) for p in "qkvo"}
+        result |= {
+            f"{layer}.mlp.gate_proj.weight": (INTERMEDIATE, HIDDEN),
+            f"{layer}.mlp.up_proj.weight": (INTERMEDIATE, HIDDEN),
+            f"{layer}.mlp.down_proj.weight": (HIDDEN, INTERMEDIATE),
+            f"{layer}.input_layernorm.weight": (HIDDEN,),
+            f"{layer}.post_attention_layernorm.weight": (HIDDEN,),
+        }
+    return result | {"model.norm.weight": (HIDDEN,), "lm_head.weight": (VOCABULARY, HIDDEN)}
+
+
+def make_models(folder: Path, num_models: int, num_layers: int) -> None:
+    """A base and models that differ from it by noise, as Llama checkpoints in bfloat16."""
+    import torch
+    from safetensors.torch import save_file
+
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+    }
+    generator = torch.Generator().manual_seed(0)
+    largest = VOCABULARY * HIDDEN
+    values = torch.randn(largest, generator=generator).mul_(0.02)
+    noise = torch.randn(largest + 10_000_019, generator=generator).mul_(0.002)
+    for m, path in enumerate(model_paths(folder, num_models)):
+        path.mkdir()
+        state = {}
+        for i, (name, shape) in enumerate(shapes(num_layers).items()):
+            num = int(torch.tensor(shape).prod())
+            state[name] = values[:num].clone()
+            if m:
+                start = (1_000_003 * m + 7919 * i) % 10_000_019
+                state[name] += noise[start : start + num]
+            state[name] = state[name].bfloat16().view(shape)
+        save_file(state, path / "model.safetensors", metadata={"format": "pt"})
+        (path / "config.json").write_text(json.dumps(config))
+
+
+def model_paths(folder: Path, num_models: int) -> list[Path]:
+    return [folder / "base", *(folder / f"model_{m}" for m in range(1, num_models + 1))]
+
+
+def recipe(method: str, paths: list[Path]) -> str:
+    """The merge in mergekit's YAML, which both tools read."""
+    lines = [f"merge_method: {method}", "dtype: bfloat16", "models:"]
+    for path in paths[1:]:
+        lines += [f"  - model: {path}"]
+        if method != "model_stock":
+            lines += ["    parameters:", "      weight: 0.3"]
+        if method in ("ties", "dare_linear"):
+            lines += ["      density: 0.2"]
+    if method != "linear":
+        lines += [f"base_model: {paths[0]}"]
+    return "\n".join(lines) + "\n"
+
+
+def run(command: list[str]) -> tuple[float, float, int]:
+    """Seconds, processor seconds and largest resident set in bytes."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert process.stdout is not None
+    output = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    if status != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{output.decode()[-3000:]}")
+    seconds = time.perf_counter() - start
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def copy_limit(paths: list[Path], target: Path) -> float:
+    """Seconds to read all inputs and write one model's worth of bytes."""
+    start = time.perf_counter()
+    buffer = bytearray(1 << 24)
+    for path in paths[1:]:
+        with (path / "model.safetensors").open("rb", buffering=0) as source:
+            while source.readinto(buffer):
+                pass
+    with (
+        (paths[0] / "model.safetensors").open("rb", buffering=0) as source,
+        target.open("wb", buffering=0) as copy,
+    ):
+        while count := source.readinto(buffer):
+            copy.write(memoryview(buffer)[:count])
+        os.fsync(copy.fileno())
+    seconds = time.perf_counter() - start
+    target.unlink()
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mergekit", type=Path, help="the mergekit-yaml command to compare with")
+    parser.add_argument("--models", type=int, default=6)
+    parser.add_argument("--layers", type=int, default=26, help="26 is 0.5 billion parameters")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
+    parser.add_argument("--repeat", type=int, default=3, help="runs of ours and of the copy")
+    parser.add_argument("--folder", type=Path, help="where to work (needs 9 GB)")
+    arguments = parser.parse_args()
+
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        folder = Path(name)
+        # In a process of its own: a child's peak memory is never below its parent's size.
+        maker = multiprocessing.get_context("spawn").Process(
+            target=make_models, args=(folder, arguments.models, arguments.layers)
+        )
+        maker.start()
+        maker.join()
+        paths = model_paths(folder, arguments.models)
+        size = (paths[0] / "model.safetensors").stat().st_size
+        print(f"{arguments.models} models and a base of {size / 2e9:.3f} billion parameters, bf16")
+        imports = [sys.executable, "-c", "import torch, safetensors.torch"]
+        interpreter = run(imports)[2]
+        print(f"interpreter with torch: {interpreter / 1e6:.0f} MB")
+        print(
+            f"{'':16} {'copy s':>8} {'ours s':>8} {'mergekit s':>11} {'ours/copy':>10} {'goal':>6} "
+            f"{'mergekit/ours':>14} {'goal':>6} {'our MB':>8} {'their MB':>9}"
+        )
+        for method in arguments.methods:
+            file = folder / "recipe.yaml"
+            file.write_text(recipe(method, paths))
+            out = folder / "out"
+            mats = [str(Path(sys.executable).with_name("mats")), "merge", str(file), "-o", str(out)]
+            copies, ours = [], []
+            for _ in range(arguments.repeat):
+                copies.append(copy_limit(paths, folder / "copy"))
+                ours.append(run([*mats, "--quiet"]))
+                shutil.rmtree(out)
+            seconds = statistics.median(r[0] for r in ours)
+            memory = max(r[2] for r in ours) - interpreter
+            limit = statistics.median(copies)
+            peer = None
+            if arguments.mergekit:
+                peer = run([str(arguments.mergekit), str(file), str(out)])
+                shutil.rmtree(out)
+            goals = METHODS[method]
+            print(
+                f"{method:16} {limit:8.2f} {seconds:8.2f} {peer[0] if peer else 0:11.2f} "
+                f"{seconds / limit:10.2f} {goals['goal_copy'] or '-':>6} "
+                f"{peer[0] / seconds if peer else 0:14.1f} {goals['goal_mergekit'] or '-':>6} "
+                f"{memory / 1e6:8.0f} {peer[2] / 1e6 if peer else 0:9.0f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
