@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 HIDDEN, INTERMEDIATE, VOCABULARY = 1024, 4096, 32000
-METHODS = {
+METHODS: dict[str, dict[str, int | None]] = {
     "linear": {"goal_copy": 4, "goal_mergekit": 6},
     "task_arithmetic": {"goal_copy": 4, "goal_mergekit": 6},
     "ties": {"goal_copy": None, "goal_mergekit": 20},

@@ -162,7 +162,10 @@ def _check_patterns(heads: Sequence[str], tables: Mapping[str, Mapping[str, str]
 
 
 def _drop_tied(tables: Mapping[str, dict[str, str]]) -> dict[str, str]:
-    """Leave one name of every tied weight: the first that all models know."""
+    """Leave one name of every tied weight: the first that all models know.
+
+    What is tied in one model and not in another is two parameters, and both names stay.
+    """
     tied: dict[str, str] = {}
     for table in tables.values():
         groups: dict[str, list[str]] = {}
@@ -173,11 +176,11 @@ def _drop_tied(tables: Mapping[str, dict[str, str]]) -> dict[str, str]:
                 kept = next((n for n in group if all(n in t for t in tables.values())), group[0])
                 tied |= {n: kept for n in group if n != kept}
     for name, kept in list(tied.items()):
-        for table in tables.values():
-            # Elsewhere the two names may be two tensors: then they stay and are reported.
-            if name in table and table.get(kept) == table[name]:
+        holders = [table for table in tables.values() if name in table]
+        if all(table.get(kept) == table[name] for table in holders):
+            for table in holders:
                 del table[name]
-        if any(name in table for table in tables.values()):
+        else:
             del tied[name]
     return tied
 

@@ -17,6 +17,8 @@ from matsmerge.version import __version__
 # copy of click, depending on its version.
 _CommandError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
+_INTERRUPTED = 130
+
 app = typer.Typer(
     name="mats",
     help="Merge fine-tuned models into one, without training again.",
@@ -63,12 +65,14 @@ def run(arguments: list[str]) -> int:
     """Run a command; returns its exit code."""
     try:
         result = app(arguments or ["--help"], prog_name="mats", standalone_mode=False)
+        if result == _INTERRUPTED:  # how newer versions of typer report Ctrl-C
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except MatsError as error:
         display.show_problems(error.problems)
     except (KeyboardInterrupt, typer.Abort):
         display.show_problems(["interrupted; a merge can be continued with --resume"])
-        return 130
+        return _INTERRUPTED
     except _CommandError as error:
         display.show_problems([error.format_message()])
         display.stderr.print("see mats --help or mats COMMAND --help")

@@ -166,8 +166,6 @@ def merge_to_folder(
     check_output(prepared, target, layout, overwrite=overwrite, resume=resume)
     inputs = _describe_inputs(prepared)
     output = OutputFolder(target, layout, _identity(prepared, layout, inputs))
-    if overwrite and not resume:
-        output.discard()
     output.open(resume=resume)
     try:
         worker = Worker(prepared.alignment, allow_nonfinite)

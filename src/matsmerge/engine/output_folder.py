@@ -5,10 +5,11 @@ journal after their bytes have reached the disk, so that a run that dies can be 
 manifest `merge.json` is written last, and then the folder is renamed.
 """
 
+import contextlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -78,17 +79,22 @@ class OutputFolder:
     def open(self, *, resume: bool) -> None:
         """Begin, or continue where a run with the same inputs and recipe was interrupted."""
         try:
-            if resume and self.path.exists():
-                self._hold()
+            is_new = not self.path.exists()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._hold()
+            if resume and not is_new:
                 self._continue()
             else:
-                self.path.mkdir(parents=True)
-                self._hold()
                 self._begin()
         except BlockingIOError as error:
+            self._close()
             raise OutputError(f"{self.target}: another merge is writing it just now") from error
         except OSError as error:
+            self.discard()
             raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
+        except OutputError:
+            self._close()
+            raise
 
     def _hold(self) -> None:
         try:
@@ -99,6 +105,8 @@ class OutputFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def _begin(self) -> None:
+        for left_over in self.path.iterdir():
+            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         for shard in self.layout.shards:
             file = self.shards.descriptor(shard)
             if hasattr(os, "posix_fallocate"):
@@ -177,7 +185,9 @@ class OutputFolder:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def close(self) -> None:
-        """Leave everything as it is, for another run to resume."""
+        """Leave everything for another run to resume."""
+        with contextlib.suppress(OSError):  # a full disk, say; those jobs are then done again
+            self._start_sync().result()
         self._close()
 
     def _note(self, entry: Mapping[str, Any]) -> None:
@@ -206,35 +216,43 @@ def check_target(
     target: Path, num_bytes: int, inputs: Mapping[str, Path], *, overwrite: bool, resume: bool
 ) -> None:
     """Refuse an output that must not or cannot be written, before any work."""
-    problems = []
+    try:
+        problems = list(_target_problems(target, num_bytes, inputs, overwrite, resume))
+    except OSError as error:
+        problems = [f"{target}: cannot be written to ({error.strerror}); choose another --out"]
+    if problems:
+        raise OutputError(problems)
+
+
+def _target_problems(
+    target: Path, num_bytes: int, inputs: Mapping[str, Path], overwrite: bool, resume: bool
+) -> Iterator[str]:
+    place, staging = target.resolve(), staging_path(target)
     for label, folder in inputs.items():
-        if target.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(
-            target.resolve()
-        ):
-            problems.append(f"{target}: overlaps with the input {label}; choose another --out")
-    if target.exists() and not problems:
+        if place.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(place):
+            yield f"{target}: overlaps with the input {label}; choose another --out"
+            return
+    if target.exists():
         ours = target.is_dir() and ((target / MANIFEST).is_file() or not any(target.iterdir()))
         if not ours:
-            problems.append(f"{target}: exists and is not a merge of ours; choose another --out")
+            yield f"{target}: exists and is not a merge of ours; choose another --out"
         elif not overwrite:
-            problems.append(f"{target}: exists already; replace it with --overwrite")
-    if staging_path(target).exists() and not (overwrite or resume):
-        problems.append(
+            yield f"{target}: exists already; replace it with --overwrite"
+    if staging.exists() and not (overwrite or resume):
+        yield (
             f"{target}: an earlier merge was interrupted; continue it with --resume, "
             "or start anew with --overwrite"
         )
-    parent = next((p for p in target.resolve().parents if p.exists()), Path("/"))
+    parent = next(p for p in place.parents if p.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
-        problems.append(f"{parent}: cannot be written to; choose another --out")
-    elif not (resume and staging_path(target).exists()):
+        yield f"{parent}: cannot be written to; choose another --out"
+    elif not (resume and staging.exists()):
         free = shutil.disk_usage(parent).free
         if free < num_bytes:
-            problems.append(
+            yield (
                 f"{parent}: not enough disk space, {format_bytes(num_bytes)} needed and "
                 f"{format_bytes(free)} free"
             )
-    if problems:
-        raise OutputError(problems)
 
 
 def _sync_path(path: Path) -> None:

@@ -84,10 +84,10 @@ class Plan:
 
 
 def compute_dtype(stored: Iterable[torch.dtype]) -> torch.dtype:
-    """One precision above what is stored, so that rounding the result undoes no model.
+    """One precision above what is stored, so that rounding the result hides what computing lost.
 
-    `base + (theta - base)` rounded to bfloat16 is `theta` again when computed in float32, and
-    rounded to float32 when computed in float64.
+    `base + (theta - base)` computed in float32 and rounded to bfloat16 is `theta` again, and so is
+    it in float64 rounded to float32; but for values thousands of times smaller than the base's.
     """
     return torch.float64 if any(dtype.itemsize > 2 for dtype in stored) else torch.float32
 

@@ -9,6 +9,7 @@ all, the bracket is opened on that side and the pass is repeated (Floyd & Rivest
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ Values = NDArray[np.float32] | NDArray[np.float64]
 
 _NUM_DEVIATIONS = 3.0
 _MIN_MARGIN = 1e-4
-_MAX_REPEATED = 1 << 17  # collected values beyond which equal ones are counted, not kept
+_MAX_REPEATED = 1 << 13  # collected values beyond which equal ones are counted, not kept
 
 
 @dataclass(frozen=True)
@@ -66,17 +67,24 @@ def tally(values: Values, bracket: Bracket) -> Tally:
     """Count and collect; `values` are magnitudes, so none is negative."""
     reaching, above = values >= bracket.low, values > bracket.high
     inside: Values = values[np.flatnonzero(reaching ^ above)]
-    return Tally(int(np.count_nonzero(above)), inside, np.ones(len(inside), dtype=np.int64))
+    counts = np.ones(len(inside), dtype=np.int64)
+    return _count_equal(Tally(int(np.count_nonzero(above)), inside, counts))
 
 
 def add_tallies(tallies: Sequence[Tally]) -> Tally:
-    """The tally of all their values together; many values are stored once each."""
+    """The tally of all their values together."""
     inside = np.concatenate([t.inside for t in tallies])
     counts = np.concatenate([t.counts for t in tallies])
-    if len(inside) > _MAX_REPEATED:
-        inside, where = np.unique(inside, return_inverse=True)
-        counts = np.bincount(where, weights=counts).astype(np.int64)
-    return Tally(sum(t.num_above for t in tallies), inside, counts)
+    return _count_equal(Tally(sum(t.num_above for t in tallies), inside, counts))
+
+
+def _count_equal(seen: Tally) -> Tally:
+    """The same with equal values counted instead of kept, where there are many."""
+    if len(seen.inside) <= _MAX_REPEATED:
+        return seen
+    inside, where = np.unique(seen.inside, return_inverse=True)
+    counts = np.bincount(where, weights=seen.counts).astype(np.int64)
+    return Tally(seen.num_above, cast(Values, inside), counts)
 
 
 def kth_largest(k: int, seen: Tally, bracket: Bracket) -> float | Bracket:

@@ -94,6 +94,18 @@ class Method(BaseModel, ABC):
         """The merged values at a site."""
 
 
+def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) -> Tensor:
+    """c_0 theta_base + sum_m c_m theta_m.
+
+    Task vectors added to the base, written this way, give back a single model exactly.
+    """
+    result = site.load_base().mul_(base_coefficient)
+    values = torch.empty_like(result)
+    for task, coefficient in zip(site.tasks, coefficients, strict=True):
+        result.add_(task.load(out=values), alpha=coefficient)
+    return result
+
+
 def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
     """Each task with its task vector `theta_m - theta_base`, one at a time.
 

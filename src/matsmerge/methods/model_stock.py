@@ -14,7 +14,7 @@ from matsmerge.methods.method import (
     Pass,
     Site,
     Task,
-    load_deltas,
+    combine,
     stack_deltas,
     total_weight,
 )
@@ -51,13 +51,9 @@ class ModelStock(Method):
         return {"cosine": [cosine], "ratio": [ratio]}
 
     def merge(self, site: Site, measured: Measured) -> Tensor:
-        base = site.load_base()
         (ratio,) = measured["ratio"]
-        result = base.clone()
         total = total_weight(site.tasks)
-        for task, delta in load_deltas(site, base):
-            result.add_(delta, alpha=ratio * task.weight / total)
-        return result
+        return combine(site, 1 - ratio, [ratio * task.weight / total for task in site.tasks])
 
 
 def _inner_products(site: Site) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.method import Measured, Method, Site, load_deltas, total_weight
+from matsmerge.methods.method import Measured, Method, Site, combine, total_weight
 
 
 class TaskArithmetic(Method):
@@ -22,9 +22,6 @@ class TaskArithmetic(Method):
         return self.normalize
 
     def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
-        base = site.load_base()
-        result = base.clone()
-        scale = self.scale / (total_weight(site.tasks) if self.normalize else 1.0)
-        for task, delta in load_deltas(site, base):
-            result.add_(delta, alpha=scale * task.weight)
-        return result
+        total = total_weight(site.tasks)
+        scale = self.scale / total if self.normalize else self.scale
+        return combine(site, 1 - scale * total, [scale * task.weight for task in site.tasks])

@@ -233,10 +233,10 @@ class _Translation:
 
     def _path(self, reference: Any) -> str:
         if isinstance(reference, Mapping):
-            inner = reference.get("model", reference)
-            if reference.keys() <= {"model"} and isinstance(inner, Mapping):
+            inner = reference.get("model")
+            if isinstance(inner, Mapping) and reference.keys() == {"model"} and "path" in inner:
                 revision = f"@{inner['revision']}" if inner.get("revision") else ""
-                if inner.keys() <= {"path", "revision"} and "path" in inner:
+                if inner.keys() <= {"path", "revision"}:
                     return f"{inner['path']}{revision}"
             self.problems.append(f"mergekit's model reference {dict(reference)!r} is not supported")
             return "?"

@@ -1,0 +1,149 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import matsmerge
+from matsmerge import AlignmentError
+from matsmerge.checkpoints.alignment import align
+from matsmerge.checkpoints.opening import open_checkpoint
+
+State = dict[str, Tensor]
+Make = Callable[..., State]
+
+
+def test_all_differences_at_once(make_state: Make) -> None:
+    a, b, c, base = (make_state(i) for i in (1, 2, 3, 0))
+    del b["layers.0.b"]
+    b["extra"] = torch.ones(1)
+    c["layers.1.w"] = torch.ones(8, 9)
+    c["layers.1.b"] = c["layers.1.b"].half()
+    del base["embed.weight"]
+    base["layers.0.w"] = base["layers.0.w"].T.reshape(4, 16)
+    with pytest.raises(AlignmentError) as error:
+        matsmerge.merge({"a": a, "b": b, "c": c}, base, "task_arithmetic")
+    text = str(error.value)
+    for part in (
+        "b lacks 1 tensor that a has: layers.0.b",
+        "b has 1 tensor that a lacks: extra",
+        "c has 1 tensor of another shape than a: layers.1.w [8, 9] instead of [8, 8]",
+        "c has 1 tensor of another dtype than a: layers.1.b float16 instead of float32",
+        "base lacks 1 tensor that a has: embed.weight",
+        "base has 1 tensor of another shape than a: layers.0.w [4, 16] instead of [8, 8]",
+    ):
+        assert part in text
+
+
+def test_long_lists_are_counted(make_state: Make) -> None:
+    a = make_state(1) | {f"x{i}": torch.ones(1) for i in range(20)}
+    with pytest.raises(AlignmentError, match="lacks 20 tensors.*and 12 more"):
+        matsmerge.merge([a, make_state(2)])
+
+
+def test_dtypes_may_differ_when_the_output_has_one(make_state: Make) -> None:
+    models = [make_state(1), make_state(2, torch.bfloat16)]
+    with pytest.raises(AlignmentError, match="--dtype"):
+        matsmerge.merge(models)
+    merged = matsmerge.merge(models, dtype="float16")
+    expected = (models[0]["layers.0.w"].double() + models[1]["layers.0.w"].double()) / 2
+    assert torch.equal(merged["layers.0.w"], expected.half())
+    models[1]["position_ids"] = models[1]["position_ids"].float()
+    with pytest.raises(AlignmentError, match="position_ids float32 instead of int64"):
+        matsmerge.merge(models, dtype="float16")
+
+
+def test_integer_buffers_must_be_equal(make_state: Make) -> None:
+    a, b = make_state(1), make_state(2)
+    b["position_ids"] = b["position_ids"] + 1
+    with pytest.raises(AlignmentError, match="int64 buffer 'position_ids' differs.*passthrough"):
+        matsmerge.merge({"a": a, "b": b})
+    take = {"match": "position_ids", "method": {"name": "passthrough", "model": "b"}}
+    merged = matsmerge.merge({"a": a, "b": b}, overrides=[take])
+    assert torch.equal(merged["position_ids"], b["position_ids"])
+
+
+def with_head(state: State, num_labels: int) -> State:
+    return state | {
+        "classifier.weight": torch.randn(num_labels, 8),
+        "classifier.bias": torch.randn(num_labels),
+    }
+
+
+def test_heads_by_pattern(make_state: Make, tmp_path: Path) -> None:
+    a, b = with_head(make_state(1), 3), with_head(make_state(2), 3)
+    out = matsmerge.merge({"a": a, "b": b}, heads="classifier.*", out=tmp_path / "out")
+    assert "classifier.weight" not in open_checkpoint(out).specs
+    for name, state in (("a", a), ("b", b)):
+        head = open_checkpoint(out / "heads" / f"{name}.safetensors")
+        assert set(head.specs) == {"classifier.weight", "classifier.bias"}
+        assert torch.equal(head["classifier.weight"], state["classifier.weight"])
+    with pytest.raises(AlignmentError, match="'clasifier.*' matches no parameter"):
+        matsmerge.merge({"a": a, "b": b}, heads="clasifier.*")
+    with pytest.raises(AlignmentError, match="no parameters are left"):
+        matsmerge.merge({"a": a, "b": b}, heads="*")
+
+
+@pytest.mark.parametrize("base_head", [None, 7])
+def test_heads_found_by_themselves(make_state: Make, base_head: int | None) -> None:
+    models = {
+        "a": open_checkpoint(with_head(make_state(1), 2)),
+        "b": open_checkpoint(with_head(make_state(2), 5)),
+    }
+    base = make_state(0) if base_head is None else with_head(make_state(0), base_head)
+    alignment = align(models, open_checkpoint(base))
+    assert [m.heads for m in alignment.models] == [("classifier.weight", "classifier.bias")] * 2
+    assert "classifier.weight" not in alignment.names
+    assert any("head" in note and "classifier.bias" in note for note in alignment.notes)
+
+
+def test_a_head_the_base_lacks_is_found_even_when_sizes_agree(make_state: Make) -> None:
+    models = [with_head(make_state(i), 2) for i in (1, 2)]
+    merged = matsmerge.merge(models, make_state(0), "task_arithmetic")
+    assert "classifier.weight" not in merged
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"embed.weight": torch.ones(51, 8)},  # a longer vocabulary is not a head
+        {"layers.1.w": torch.ones(9, 8)},  # nor is an inner layer
+        {"classifier.weight": torch.ones(5, 9)},  # nor one with other inputs
+        {"classifier.weight": torch.ones(5, 8), "pooler.weight": torch.ones(5, 8)},
+    ],
+)
+def test_what_is_not_a_head_is_an_error(make_state: Make, change: State) -> None:
+    a = make_state(1) | {"classifier.weight": torch.ones(2, 8), "pooler.weight": torch.ones(2, 8)}
+    with pytest.raises(AlignmentError, match="of another shape"):
+        matsmerge.merge([a, a | make_state(2) | change])
+
+
+def test_prefixes(make_state: Make) -> None:
+    plain, prefixed = make_state(1), {f"bert.{n}": t for n, t in make_state(2).items()}
+    expected = matsmerge.merge([make_state(1), make_state(2)])
+    merged = matsmerge.merge([plain, prefixed])
+    assert all(torch.equal(merged[n], t) for n, t in expected.items())
+    merged = matsmerge.merge([prefixed, plain])
+    assert all(torch.equal(merged[f"bert.{n}"], t) for n, t in expected.items())
+    models = {"m": open_checkpoint(prefixed)}
+    notes = align(models, open_checkpoint(plain)).notes
+    assert any("'bert.' in front" in note for note in notes)
+
+
+def test_tied_in_one_file_and_left_out_of_another(make_state: Make) -> None:
+    a, b = make_state(1), make_state(2)
+    a["lm_head.weight"] = a["embed.weight"]
+    merged = matsmerge.merge([a, b])
+    assert merged["lm_head.weight"] is merged["embed.weight"]
+    b["lm_head.weight"] = b["embed.weight"]
+    assert matsmerge.merge([a, b])["lm_head.weight"].shape == (50, 8)
+
+
+def test_tied_in_one_model_and_separate_in_another(make_state: Make) -> None:
+    a, b = make_state(1), make_state(2)
+    a["lm_head.weight"] = a["embed.weight"]
+    b["lm_head.weight"] = 2 * b["embed.weight"]
+    merged = matsmerge.merge([a, b])
+    expected = (a["embed.weight"].double() + b["lm_head.weight"].double()) / 2
+    assert torch.equal(merged["lm_head.weight"], expected.float())

@@ -1,0 +1,57 @@
+"""Small models made on the fly; nothing is downloaded."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+torch.set_num_threads(1)
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture
+def make_state() -> Callable[..., State]:
+    """A state dict with layers, a vector and an integer buffer; `seed` says which."""
+
+    def make(seed: int = 0, dtype: torch.dtype = torch.float32, spread: float = 0.1) -> State:
+        base = torch.Generator().manual_seed(1234)
+        own = torch.Generator().manual_seed(seed)
+        shapes = {
+            "embed.weight": (50, 8),
+            "layers.0.w": (8, 8),
+            "layers.0.b": (8,),
+            "layers.1.w": (8, 8),
+            "layers.1.b": (8,),
+            "scalar": (),
+        }
+        state = {}
+        for name, shape in shapes.items():
+            values = torch.randn(shape, generator=base)
+            if seed:
+                values = values + spread * torch.randn(shape, generator=own)
+            state[name] = values.to(dtype)
+        state["position_ids"] = torch.arange(5)
+        return state
+
+    return make
+
+
+@pytest.fixture
+def save_model(tmp_path: Path) -> Callable[..., Path]:
+    """Write a state dict as a model folder."""
+
+    def save(name: str, state: State, **files: str) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
+        for file, text in files.items():
+            (folder / file.replace("__", ".")).write_text(text)
+        return folder
+
+    return save

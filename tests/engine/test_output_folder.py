@@ -1,0 +1,312 @@
+"""Complete or absent: interruptions at any point, resuming, overwriting, refusing."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import matsmerge
+from matsmerge import OutputError
+from matsmerge.engine import output_folder, plan, worker
+from matsmerge.engine.executor import LocalExecutor
+from matsmerge.engine.output_folder import staging_path
+from matsmerge.methods import method as method_module
+
+Save = Callable[..., Path]
+State = dict[str, Tensor]
+
+
+@pytest.fixture
+def models(make_state: Callable[..., State], save_model: Save) -> list[Path]:
+    return [save_model(f"m{i}", make_state(i), config__json="{}") for i in range(3)]
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_nothing_else_is_left(models: list[Path], tmp_path: Path) -> None:
+    out = matsmerge.merge(models[1:], models[0], "ties", out=tmp_path / "new" / "out")
+    assert set(everything(out)) == {"model.safetensors", "config.json", "README.md", "merge.json"}
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+def test_existing_output(models: list[Path], tmp_path: Path) -> None:
+    out = matsmerge.merge(models, out=tmp_path / "out")
+    before = everything(out)
+    with pytest.raises(OutputError, match="--overwrite"):
+        matsmerge.merge(models[1:], out=out)
+    assert everything(out) == before
+    matsmerge.merge(models[1:], out=out, overwrite=True)
+    assert everything(out) != before
+    matsmerge.merge(models, out=out, overwrite=True)
+    assert everything(out) == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m0", "m1", "m2", "out"]
+
+
+def test_only_our_own_output_is_ever_replaced(models: list[Path], tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years of work")
+    file = tmp_path / "file"
+    file.write_text("x")
+    for target in (precious, file):
+        with pytest.raises(OutputError, match="not a merge of ours"):
+            matsmerge.merge(models, out=target, overwrite=True)
+    assert (precious / "thesis.tex").read_text() == "years of work"
+    for target in (models[0], models[0] / "below", tmp_path):
+        with pytest.raises(OutputError, match="overlaps|not a merge of ours"):
+            matsmerge.merge(models, out=target, overwrite=True)
+    (tmp_path / "empty").mkdir()
+    matsmerge.merge(models, out=tmp_path / "empty", overwrite=True)
+
+
+def test_not_enough_disk(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Usage:
+        free = 1000
+
+    monkeypatch.setattr("shutil.disk_usage", lambda _: Usage)
+    with pytest.raises(OutputError, match="not enough disk space.* needed and 1 kB free"):
+        matsmerge.merge(models, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert not staging_path(tmp_path / "out").exists()
+
+
+def test_disk_that_fills_up_while_writing(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder.ShardFiles, "write", full)
+        with pytest.raises(OutputError, match="No space left.*--resume"):
+            matsmerge.merge(models, out=out)
+    assert not out.exists()
+    matsmerge.merge(models, out=out, resume=True)
+    plain = matsmerge.merge(models, out=tmp_path / "plain")
+    assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+
+
+def test_errors_leave_nothing(models: list[Path], tmp_path: Path) -> None:
+    state = load_file(models[1] / "model.safetensors")
+    state["layers.1.b"][2] = float("nan")
+    from safetensors.torch import save_file
+
+    save_file(state, models[1] / "model.safetensors")
+    with pytest.raises(
+        matsmerge.NonFiniteError, match=r"m1: tensor 'layers.1.b' holds nan \(element 2"
+    ):
+        matsmerge.merge(models, out=tmp_path / "out")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m0", "m1", "m2"]
+    matsmerge.merge(models, out=tmp_path / "out", allow_nonfinite=True)
+
+
+@pytest.fixture
+def small_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many jobs even for small models."""
+    for module in (plan, worker):
+        monkeypatch.setattr(module, "BLOCK_ELEMENTS", 64)
+    monkeypatch.setattr(plan, "JOB_ELEMENTS", 64)
+    monkeypatch.setattr(output_folder, "_SYNC_JOBS", 1)
+
+
+@pytest.mark.usefixtures("small_jobs")
+@pytest.mark.parametrize("method", ["average", "ties", "model_stock", "dare_ties"])
+@pytest.mark.parametrize("stop_after", [0, 1, 4])
+def test_interrupted_and_resumed_is_undisturbed(
+    models: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    stop_after: int,
+) -> None:
+    arguments: dict[str, Any] = {"base": models[0], "method": method}
+    plain = matsmerge.merge(models[1:], out=tmp_path / "plain", **arguments)
+    out = tmp_path / "out"
+    seen: list[int] = []
+
+    def interrupt(self: Any, job: Any) -> None:
+        if len(seen) == stop_after:
+            raise KeyboardInterrupt
+        seen.append(job.index)
+        original(self, job)
+
+    original = output_folder.OutputFolder.note_finished
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder.OutputFolder, "note_finished", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            matsmerge.merge(models[1:], out=out, **arguments)
+    assert not out.exists()
+    with pytest.raises(OutputError, match="interrupted; continue it with --resume"):
+        matsmerge.merge(models[1:], out=out, **arguments)
+
+    # A torn last line, as a power cut would leave it.
+    with (staging_path(out) / "journal.jsonl").open("a") as journal:
+        journal.write('{"jobs": [1')
+    merged: list[int] = []
+
+    def count(self: Any, job: Any, **keywords: Any) -> Any:
+        merged.append(job.index)
+        return merge(self, job, **keywords)
+
+    merge = worker.Worker.merge
+    monkeypatch.setattr(worker.Worker, "merge", count)
+    matsmerge.merge(models[1:], out=out, resume=True, **arguments)
+    assert everything(out).keys() == everything(plain).keys()
+    for name, content in everything(plain).items():
+        assert everything(out)[name] == content.replace(b"# plain", b"# out")
+    assert not set(merged) & set(seen)
+
+
+def test_resume_refuses_other_inputs_and_recipes(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder.OutputFolder, "note_finished", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            matsmerge.merge(models, out=out)
+    changes: tuple[dict[str, Any], ...] = ({"weights": [1, 2, 3]}, {"dtype": "bfloat16"})
+    for change in changes:
+        with pytest.raises(OutputError, match="other inputs, another recipe"):
+            matsmerge.merge(models, out=out, resume=True, **change)
+    matsmerge.merge(models, out=out, overwrite=True)
+    assert not staging_path(out).exists()
+    matsmerge.merge(models, out=tmp_path / "other", resume=True)  # nothing to resume: a new run
+
+
+def test_two_runs_at_once(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def second(*_: Any) -> None:
+        with pytest.raises(OutputError, match="another merge is writing"):
+            matsmerge.merge(models, out=out, resume=True)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder.OutputFolder, "note_finished", second)
+        matsmerge.merge(models, out=out)
+
+
+SLOW = """
+import sys, time
+from matsmerge.cli import main
+from matsmerge.engine import worker
+merge = worker.Worker.merge
+def slow(self, job, **keywords):
+    time.sleep(0.05)
+    return merge(self, job, **keywords)
+worker.Worker.merge = slow
+sys.exit(main.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
+def test_killed_and_resumed_from_the_command_line(
+    save_model: Save, tmp_path: Path, signal_number: int
+) -> None:
+    size = 12 * plan.JOB_ELEMENTS
+    for i in range(2):
+        values = torch.randn(size, generator=torch.Generator().manual_seed(i)).half()
+        save_model(f"m{i}", {"w": values})
+    arguments = ["merge", "--model", str(tmp_path / "m0"), "--model", str(tmp_path / "m1")]
+    plain, out = tmp_path / "plain", tmp_path / "out"
+    subprocess.run(
+        [sys.executable, "-m", "matsmerge.cli.main", *arguments, "-o", plain], check=True
+    )
+    command = [sys.executable, "-c", SLOW, *arguments, "-o", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    journal = staging_path(out) / "journal.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and '"jobs"' in journal.read_text()):
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal_number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == (-signal.SIGKILL if signal_number == signal.SIGKILL else 130)
+    if signal_number == signal.SIGINT:
+        assert "--resume" in errors
+        assert "Traceback" not in errors
+    assert not out.exists()
+    done = sum(len(json.loads(line).get("jobs", [])) for line in journal.read_text().splitlines())
+    assert 0 < done < 12
+    for _ in range(100):  # the kernel may take a moment to end the workers of a killed run
+        result = subprocess.run(
+            [sys.executable, "-m", "matsmerge.cli.main", *arguments, "-o", out, "--resume"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if "another merge is writing" not in result.stderr:
+            break
+        time.sleep(0.1)
+    assert result.returncode == 0, result.stderr
+    assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+    assert (out / "merge.json").read_bytes() == (plain / "merge.json").read_bytes()
+
+
+def _merge_as_nobody(arguments: dict[str, Any], connection: Any) -> None:
+    if os.geteuid() == 0:  # root may read and write everything
+        os.setuid(65534)
+    try:
+        matsmerge.merge(**arguments)
+    except matsmerge.MatsError as error:
+        connection.send(str(error))
+    else:
+        connection.send("no error")
+
+
+def test_unreadable_and_unwritable(models: list[Path], tmp_path: Path) -> None:
+    matsmerge.merge(models, out=tmp_path / "warm-up")  # so that all modules are loaded
+    for parent in (tmp_path, *tmp_path.parents):
+        if parent.stat().st_uid == os.geteuid() and len(parent.parts) > 2:
+            parent.chmod(0o755)
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    locked.chmod(0o500)
+    models[1].chmod(0)
+    context = multiprocessing.get_context("fork")
+    try:
+        for arguments, message in (
+            ({"models": [models[0], models[2]], "out": locked / "out"}, "cannot be written to"),
+            ({"models": [models[0], models[1]]}, "m1: cannot be listed"),
+        ):
+            here, there = context.Pipe()
+            process = context.Process(target=_merge_as_nobody, args=(arguments, there))
+            process.start()
+            assert here.poll(60)
+            assert message in here.recv()
+            process.join()
+    finally:
+        models[1].chmod(0o755)
+        locked.chmod(0o755)
+    assert not list(locked.iterdir())
+
+
+def test_the_default_block_is_what_methods_expect() -> None:
+    assert plan.JOB_ELEMENTS % method_module.BLOCK_ELEMENTS == 0
+    assert LocalExecutor().max_bytes > 0

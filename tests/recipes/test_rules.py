@@ -1,0 +1,101 @@
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import matsmerge
+from matsmerge import RecipeError
+from matsmerge.recipes.recipe import at_depth, make_recipe
+from matsmerge.recipes.rules import layer_depths, make_rules
+
+NAMES = ["embed", "layers.0.attn", "layers.0.mlp", "layers.1.mlp", "layers.2.mlp", "norm"]
+
+
+def rules(**data: Any) -> Any:
+    recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": "task_arithmetic"} | data)
+    return make_rules(recipe, NAMES)
+
+
+def test_depth() -> None:
+    names = ["x.w", "enc.block.0.a.5.w", "enc.block.3.w", "dec.block.1.w", "one.0.w", "7.w"]
+    assert list(layer_depths(names).values()) == [0, 0, 1, 1, 1, 1]
+
+
+@given(values=st.lists(st.floats(-10, 10), min_size=1, max_size=5), depth=st.floats(0, 1))
+def test_interpolation(values: list[float], depth: float) -> None:
+    import numpy as np
+
+    expected = np.interp(depth * (len(values) - 1), range(len(values)), values)
+    assert at_depth(values, depth) == pytest.approx(expected, abs=1e-9)
+
+
+def test_numbers_over_depth() -> None:
+    found = rules(
+        method={"name": "task_arithmetic", "scale": [0, 1]},
+        models=[{"model": "a", "weight": [1, 3]}, "b"],
+    )
+    assert [found[n].method.scale for n in NAMES] == [0, 0, 0, 0.5, 1, 0]
+    assert [found[n].weights for n in NAMES][2:5] == [(1, 1), (2, 1), (3, 1)]
+
+
+def test_overrides_stack_and_the_last_wins() -> None:
+    found = rules(
+        overrides=[
+            {"match": "*.mlp", "method": {"scale": 0.5}},
+            {"match": "layers.1.*", "method": {"normalize": True}},
+            {"match": ["embed", "norm"], "method": "average"},
+            {"match": "layers.2.mlp", "models": {"a": {"weight": 0}}},
+            {"match": "layers.2.*", "models": {"a": {"weight": 7}}},
+        ]
+    )
+    assert (found["layers.0.mlp"].method.scale, found["layers.0.mlp"].method.normalize) == (
+        0.5,
+        False,
+    )
+    assert (found["layers.1.mlp"].method.scale, found["layers.1.mlp"].method.normalize) == (
+        0.5,
+        True,
+    )
+    assert type(found["norm"].method).__name__ == "Average"
+    assert found["layers.2.mlp"].weights == (7, 1)
+    assert found["layers.0.attn"].method.scale == 1.0
+
+
+def test_densities() -> None:
+    found = rules(method="ties", models=[{"model": "a", "density": 0.5}, "b"])
+    assert found["norm"].densities == (0.5, 0.2)
+    with pytest.raises(RecipeError, match="densities.*at most 1"):
+        rules(method="ties", models=[{"model": "a", "density": 1.5}])
+
+
+def test_weights_that_sum_to_zero() -> None:
+    models = [{"model": "a", "weight": 1}, {"model": "b", "weight": -1}]
+    with pytest.raises(RecipeError, match="sum to zero"):
+        rules(method="average", models=models)
+    assert rules(method={"name": "average", "normalize": False}, models=models)
+
+
+def test_overrides_in_a_merge() -> None:
+    a, b, base = ({"x.w": torch.full((4,), v), "y.w": torch.full((4,), v)} for v in (1.0, 3.0, 0.0))
+    merged = matsmerge.merge(
+        {"a": a, "b": b},
+        base,
+        "task_arithmetic",
+        overrides=[{"match": "y.*", "method": {"name": "passthrough", "model": "b"}}],
+    )
+    assert merged["x.w"].tolist() == [4.0] * 4
+    assert merged["y.w"].tolist() == [3.0] * 4
+    with pytest.raises(RecipeError, match=r"'z\.\*' matches no parameter"):
+        matsmerge.merge([a, b], overrides=[{"match": ["x.*", "z.*"], "method": "average"}])
+
+
+def test_ties_ranks_parameters_with_other_scales_together() -> None:
+    base = {"x": torch.zeros(10), "y": torch.zeros(10)}
+    model = {"x": torch.full((10,), 1.0), "y": torch.full((10,), 2.0)}
+    merged = matsmerge.merge(
+        [model], base, "ties", density=0.5, overrides=[{"match": "y", "method": {"scale": 0.5}}]
+    )
+    assert merged["x"].tolist() == [0.0] * 10
+    assert merged["y"].tolist() == [1.0] * 10
