@@ -4,8 +4,9 @@
 
 Both tools are run as commands, with the same YAML, on the same files, one after the other; times
 include starting up. The copy limit reads every input and writes as many bytes as the output has,
-both with plain file operations, and waits for the disk. Peak memory is the largest resident set
-of the whole command, less that of an interpreter that has only imported torch and safetensors.
+both with plain file operations, and waits for the disk. Peak memory is that of the command and all
+its processes (proportional set sizes added up, looked at 20 times a second), less that of an
+interpreter that has only imported torch and safetensors.
 
 scripts/peers makes the environment with mergekit. --layers 2 is a quick trial.
 """
@@ -102,17 +103,31 @@ def recipe(method: str, paths: list[Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(command: list[str]) -> tuple[float, float, int]:
-    """Seconds, processor seconds and largest resident set in bytes."""
+def run(command: list[str]) -> tuple[float, int]:
+    """Seconds, and the largest memory of the process and its children in bytes."""
     start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    assert process.stdout is not None
-    output = process.stdout.read()
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{output.decode()[-3000:]}")
-    seconds = time.perf_counter() - start
-    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        most = 0
+        while process.poll() is None:
+            most = max(most, memory_of(process.pid))
+            time.sleep(0.05)
+        seconds = time.perf_counter() - start
+        if process.returncode != 0:
+            output.seek(0)
+            sys.exit(f"{' '.join(command)} failed:\n{output.read().decode()[-3000:]}")
+    return seconds, most
+
+
+def memory_of(pid: int) -> int:
+    """Proportional set size of a process and all below it, in bytes; 0 where it has ended."""
+    try:
+        rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except OSError:
+        return 0
+    own = next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
+    return own * 1024 + sum(memory_of(int(child)) for child in children)
 
 
 def copy_limit(paths: list[Path], target: Path) -> float:
@@ -147,7 +162,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         folder = Path(name)
-        # In a process of its own: a child's peak memory is never below its parent's size.
+        # In a process of its own, so that this one stays small.
         maker = multiprocessing.get_context("spawn").Process(
             target=make_models, args=(folder, arguments.models, arguments.layers)
         )
@@ -156,8 +171,8 @@ def main() -> None:
         paths = model_paths(folder, arguments.models)
         size = (paths[0] / "model.safetensors").stat().st_size
         print(f"{arguments.models} models and a base of {size / 2e9:.3f} billion parameters, bf16")
-        imports = [sys.executable, "-c", "import torch, safetensors.torch"]
-        interpreter = run(imports)[2]
+        imports = [sys.executable, "-c", "import torch, safetensors.torch, time; time.sleep(0.5)"]
+        interpreter = run(imports)[1]
         print(f"interpreter with torch: {interpreter / 1e6:.0f} MB")
         print(
             f"{'':16} {'copy s':>8} {'ours s':>8} {'mergekit s':>11} {'ours/copy':>10} {'goal':>6} "
@@ -174,7 +189,7 @@ def main() -> None:
                 ours.append(run([*mats, "--quiet"]))
                 shutil.rmtree(out)
             seconds = statistics.median(r[0] for r in ours)
-            memory = max(r[2] for r in ours) - interpreter
+            memory = max(r[1] for r in ours) - interpreter
             limit = statistics.median(copies)
             peer = None
             if arguments.mergekit:
@@ -185,7 +200,7 @@ def main() -> None:
                 f"{method:16} {limit:8.2f} {seconds:8.2f} {peer[0] if peer else 0:11.2f} "
                 f"{seconds / limit:10.2f} {goals['goal_copy'] or '-':>6} "
                 f"{peer[0] / seconds if peer else 0:14.1f} {goals['goal_mergekit'] or '-':>6} "
-                f"{memory / 1e6:8.0f} {peer[2] / 1e6 if peer else 0:9.0f}",
+                f"{memory / 1e6:8.0f} {(peer[1] - interpreter) / 1e6 if peer else 0:9.0f}",
                 flush=True,
             )
 

@@ -16,6 +16,7 @@ def test_names() -> None:
         "NonFiniteError",
         "OutputError",
         "RecipeError",
+        "ResourceError",
         "__version__",
         "merge",
         "open_checkpoint",

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         NonFiniteError,
         OutputError,
         RecipeError,
+        ResourceError,
     )
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "NonFiniteError",
     "OutputError",
     "RecipeError",
+    "ResourceError",
     "__version__",
     "merge",
     "open_checkpoint",

@@ -1,5 +1,6 @@
 """Merging from Python."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
@@ -7,7 +8,7 @@ from typing import Any, overload
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.opening import Source
+from matsmerge.checkpoints.opening import Source, local_path
 from matsmerge.engine.merging import merge_in_memory, merge_to_folder, prepare
 from matsmerge.engine.output_folder import check_target
 from matsmerge.errors import RecipeError
@@ -65,7 +66,8 @@ def merge(
 
     Returns the merged state dict, or with `out` writes a model folder and returns its path.
     `models` may be a mapping from names, which then name the files in `heads/`; `parameters` are
-    the method's own, as in `merge(models, base, "task_arithmetic", scale=0.3)`.
+    the method's own, as in `merge(models, base, "task_arithmetic", scale=0.3)`. What is decided
+    without being asked, such as parameters kept apart as heads, is said as a warning.
     """
     named = dict(models) if isinstance(models, Mapping) else _named(models)
     if weights is not None and len(weights) != len(named):
@@ -91,14 +93,17 @@ def merge(
             "dtype": dtype,
         }
     )
-    if out is not None:
-        check_target(Path(out), 0, {}, overwrite=overwrite, resume=resume)
+    target = None if out is None else local_path(out)
+    if target is not None:
+        check_target(target, 0, {}, overwrite=overwrite, resume=resume)
     prepared = prepare(recipe, named | ({} if base is None else {"base": base}))
-    if out is None:
+    for note in prepared.notes:
+        warnings.warn(note, stacklevel=2)
+    if target is None:
         return merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)
     return merge_to_folder(
         prepared,
-        Path(out),
+        target,
         overwrite=overwrite,
         resume=resume,
         allow_nonfinite=allow_nonfinite,

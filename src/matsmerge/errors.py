@@ -5,7 +5,8 @@ MatsError
 ├── CheckpointError    a checkpoint is missing, damaged, or not safe to read
 ├── AlignmentError     the models do not fit together
 ├── NonFiniteError     NaN or Inf in an input or a result
-└── OutputError        the output cannot be written where it was asked for
+├── OutputError        the output cannot be written where it was asked for
+└── ResourceError      the machine gave out in the middle; what was done is kept
 
 A message names the file and the tensor, what was expected and what was found, and what
 to do about it. Where several things are wrong they are all in one error, one per line.
@@ -43,3 +44,7 @@ class NonFiniteError(MatsError):
 
 class OutputError(MatsError):
     """The output cannot be written."""
+
+
+class ResourceError(MatsError):
+    """Memory, a disk or a file gave out in the middle of the work; it can be resumed."""

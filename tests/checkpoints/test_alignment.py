@@ -100,7 +100,8 @@ def test_heads_found_by_themselves(make_state: Make, base_head: int | None) -> N
 
 def test_a_head_the_base_lacks_is_found_even_when_sizes_agree(make_state: Make) -> None:
     models = [with_head(make_state(i), 2) for i in (1, 2)]
-    merged = matsmerge.merge(models, make_state(0), "task_arithmetic")
+    with pytest.warns(UserWarning, match="head.*classifier.bias, classifier.weight"):
+        merged = matsmerge.merge(models, make_state(0), "task_arithmetic")
     assert "classifier.weight" not in merged
 
 
@@ -122,9 +123,11 @@ def test_what_is_not_a_head_is_an_error(make_state: Make, change: State) -> None
 def test_prefixes(make_state: Make) -> None:
     plain, prefixed = make_state(1), {f"bert.{n}": t for n, t in make_state(2).items()}
     expected = matsmerge.merge([make_state(1), make_state(2)])
-    merged = matsmerge.merge([plain, prefixed])
+    with pytest.warns(UserWarning, match="without the leading 'bert.'"):
+        merged = matsmerge.merge([plain, prefixed])
     assert all(torch.equal(merged[n], t) for n, t in expected.items())
-    merged = matsmerge.merge([prefixed, plain])
+    with pytest.warns(UserWarning, match="'bert.' in front"):
+        merged = matsmerge.merge([prefixed, plain])
     assert all(torch.equal(merged[f"bert.{n}"], t) for n, t in expected.items())
     models = {"m": open_checkpoint(prefixed)}
     notes = align(models, open_checkpoint(plain)).notes
@@ -147,3 +150,23 @@ def test_tied_in_one_model_and_separate_in_another(make_state: Make) -> None:
     merged = matsmerge.merge([a, b])
     expected = (a["embed.weight"].double() + b["lm_head.weight"].double()) / 2
     assert torch.equal(merged["lm_head.weight"], expected.float())
+
+
+def test_the_prefix_that_fits_most(make_state: Make) -> None:
+    prefixed = {f"model.decoder.{n}": t for n, t in make_state(2).items()}
+    prefixed["other.scalar"] = torch.ones(())
+    plain = make_state(1)
+    with pytest.warns(UserWarning, match="'model.decoder.' in front"):
+        merged = matsmerge.merge([prefixed, plain], heads="other.*")
+    assert merged.keys() == {f"model.decoder.{n}" for n in plain}
+
+
+def test_a_tied_weight_can_be_a_head(make_state: Make, tmp_path: Path) -> None:
+    models = {}
+    for i in (1, 2):
+        models[f"m{i}"] = make_state(i)
+        models[f"m{i}"]["lm_head.weight"] = models[f"m{i}"]["embed.weight"]
+    out = matsmerge.merge(models, heads="lm_head.*", out=tmp_path / "out")
+    assert "embed.weight" in open_checkpoint(out).specs
+    head = open_checkpoint(out / "heads" / "m1.safetensors")
+    assert torch.equal(head["lm_head.weight"], models["m1"]["lm_head.weight"])

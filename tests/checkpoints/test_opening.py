@@ -113,6 +113,7 @@ def test_non_contiguous_and_overlapping_tensors() -> None:
         ({"weight_map": {"a": "x.safetensors", "c": "twin.safetensors"}}, "'a' is also in"),
         ({"weights": {}}, "not a checkpoint index"),
         ([], "not a checkpoint index"),
+        ({"weight_map": {"a": ["x.safetensors"]}}, "not a file name in its folder"),
     ],
 )
 def test_bad_index(tmp_path: Path, index: object, message: str) -> None:
@@ -125,6 +126,23 @@ def test_bad_index(tmp_path: Path, index: object, message: str) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=f"(?s){message}"):
         open_checkpoint(folder)
+
+
+def test_a_key_twice_in_the_index(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(2)}, tmp_path / "x.safetensors")
+    text = '{"weight_map": {"a": "x.safetensors", "a": "x.safetensors"}}'
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(CheckpointError, match="'a' appears twice"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_tensor_in_two_pickled_shards(tmp_path: Path) -> None:
+    for name in ("x.bin", "y.bin"):
+        torch.save({"a": torch.ones(2), name: torch.ones(1)}, tmp_path / name)
+    index = {"weight_map": {"a": "x.bin", "x.bin": "x.bin", "y.bin": "y.bin"}}
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="'a' is also in another shard"):
+        open_checkpoint(tmp_path)
 
 
 def test_all_damaged_shards_are_named(tmp_path: Path, state: dict[str, Tensor]) -> None:
@@ -178,12 +196,18 @@ def test_nothing_to_open(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes.md").write_text("")
     save_file({}, tmp_path / "none.safetensors")
+    (tmp_path / "empty.bin").write_bytes(b"")
+    torch.save({3: torch.ones(1)}, tmp_path / "number.bin")
     for source, message in (
         (tmp_path / "gone", "no such file or folder"),
         ("gone", "no such file or folder"),
         (tmp_path / "empty", "no model weights.*an empty folder"),
         (tmp_path / "notes.md", "expected .safetensors"),
         (tmp_path / "none.safetensors", "holds no tensors"),
+        (tmp_path / "empty.bin", "refused; it is damaged"),
+        (tmp_path / "number.bin", "the key 3 is not a name"),
+        ("~nosuchuser/x/y", "no such file or folder"),
+        ("x" * 300, "cannot be read"),
         ({"a": 3}, "is a int, expected a tensor"),
         ({"a": torch.ones(1, dtype=torch.complex64)}, "complex64, which cannot be merged"),
         ({"a": torch.ones(1, device="meta")}, "meta device"),

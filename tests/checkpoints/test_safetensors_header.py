@@ -65,6 +65,7 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ('{"a": 1, "a": 2}', b"", "'a' appears twice"),
         ('{"a": {}}', b"", "damaged header"),
         ("[1]", b"", "damaged header"),
+        ('{"__metadata__": [1]}', b"", "__metadata__ is not an object"),
         (b"\xff\xfe", b"", "damaged header"),
         ("{" * 100_000, b"", "damaged header"),
     ],

@@ -1,4 +1,6 @@
+import os
 import pickle
+import signal
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -69,6 +71,14 @@ def test_memory_budget_is_kept() -> None:
     most[0] = 0
     list(LocalExecutor(4, 8).map(run, [Work(0, 3), Work(1, 20), Work(2, 3)]))
     assert most[0] == 20
+
+
+def test_a_worker_that_is_killed() -> None:
+    def die(work: Work) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(matsmerge.ResourceError, match="a worker was killed"):
+        list(LocalExecutor(1, 100, fork=True).map(die, [Work(0)]))
 
 
 def test_threads_leave_torch_as_it_was() -> None:

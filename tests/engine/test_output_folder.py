@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import matsmerge
-from matsmerge import OutputError
+from matsmerge import OutputError, ResourceError
 from matsmerge.engine import output_folder, plan, worker
 from matsmerge.engine.executor import LocalExecutor
 from matsmerge.engine.output_folder import staging_path
@@ -98,7 +98,7 @@ def test_disk_that_fills_up_while_writing(
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(output_folder.ShardFiles, "write", full)
-        with pytest.raises(OutputError, match="No space left.*--resume"):
+        with pytest.raises(ResourceError, match="No space left.*--resume"):
             matsmerge.merge(models, out=out)
     assert not out.exists()
     matsmerge.merge(models, out=out, resume=True)
@@ -144,11 +144,11 @@ def test_interrupted_and_resumed_is_undisturbed(
     out = tmp_path / "out"
     seen: list[int] = []
 
-    def interrupt(self: Any, job: Any) -> None:
+    def interrupt(self: Any, receipt: Any) -> None:
         if len(seen) == stop_after:
             raise KeyboardInterrupt
-        seen.append(job.index)
-        original(self, job)
+        seen.append(receipt.job_index)
+        original(self, receipt)
 
     original = output_folder.OutputFolder.note_finished
     with monkeypatch.context() as patch:
@@ -161,7 +161,7 @@ def test_interrupted_and_resumed_is_undisturbed(
 
     # A torn last line, as a power cut would leave it.
     with (staging_path(out) / "journal.jsonl").open("a") as journal:
-        journal.write('{"jobs": [1')
+        journal.write('{"jobs": {"1')
     merged: list[int] = []
 
     def count(self: Any, job: Any, **keywords: Any) -> Any:
@@ -202,10 +202,12 @@ def test_two_runs_at_once(
 ) -> None:
     out = tmp_path / "out"
 
-    def second(*_: Any) -> None:
+    def second(self: Any, receipt: Any) -> None:
+        original(self, receipt)
         with pytest.raises(OutputError, match="another merge is writing"):
             matsmerge.merge(models, out=out, resume=True)
 
+    original = output_folder.OutputFolder.note_finished
     with monkeypatch.context() as patch:
         patch.setattr(output_folder.OutputFolder, "note_finished", second)
         matsmerge.merge(models, out=out)
@@ -267,6 +269,109 @@ def test_killed_and_resumed_from_the_command_line(
     assert result.returncode == 0, result.stderr
     assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
     assert (out / "merge.json").read_bytes() == (plain / "merge.json").read_bytes()
+
+
+@pytest.mark.parametrize("moment", ["manifest", "sync", "rename"])
+def test_failures_at_the_very_end_can_be_resumed(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    out = tmp_path / "out"
+    plain = matsmerge.merge(models, models[0], "average", out=tmp_path / "plain")
+
+    def fail(*arguments: Any) -> None:
+        if moment != "manifest" or str(arguments[0]).endswith("merge.json"):
+            raise OSError(5, "Input/output error")
+        original(*arguments)
+
+    original: Any = Path.write_text
+    with monkeypatch.context() as patch:
+        if moment == "manifest":
+            patch.setattr(Path, "write_text", fail)
+        elif moment == "sync":
+            patch.setattr(output_folder, "_sync_path", fail)
+        else:
+            patch.setattr(Path, "rename", fail)
+        with pytest.raises(ResourceError, match="Input/output error"):
+            matsmerge.merge(models, models[0], "average", out=out)
+    assert not out.exists()
+    matsmerge.merge(models, models[0], "average", out=out, resume=True)
+    assert (out / "merge.json").read_bytes() == (plain / "merge.json").read_bytes()
+    assert set(everything(out)) == set(everything(plain))
+
+
+def test_a_second_run_cannot_empty_a_folder_that_is_being_finished(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    tried: list[str] = []
+
+    def sync(path: Path) -> None:
+        if not tried:
+            tried.append("")
+            with pytest.raises(OutputError, match="another merge is writing"):
+                matsmerge.merge(models, out=out, overwrite=True)
+        original(path)
+
+    original = output_folder._sync_path
+    monkeypatch.setattr(output_folder, "_sync_path", sync)
+    matsmerge.merge(models, out=out)
+    assert tried
+    assert (out / "model.safetensors").stat().st_size > 1000
+
+
+def test_a_failing_resume_keeps_what_was_done(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder.OutputFolder, "note_finished", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            matsmerge.merge(models, out=out)
+
+    def unreadable(*_: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder.OutputFolder, "_continue", unreadable)
+        with pytest.raises(OutputError, match="Input/output error"):
+            matsmerge.merge(models, out=out, resume=True)
+    assert staging_path(out).exists()
+    matsmerge.merge(models, out=out, resume=True)
+
+
+def test_left_overs_of_a_killed_overwrite(models: list[Path], tmp_path: Path) -> None:
+    out = matsmerge.merge(models, out=tmp_path / "out")
+    (tmp_path / ".out.replaced").mkdir()
+    (tmp_path / ".out.replaced" / "x").write_text("")
+    matsmerge.merge(models, out=out, overwrite=True)
+    assert not (tmp_path / ".out.replaced").exists()
+
+
+def test_odd_places(models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for place in (".", "/", "dangling"):
+        with pytest.raises(OutputError, match="not the name of a folder"):
+            matsmerge.merge(models, out=place)
+    first = matsmerge.merge(models, out="out")
+    with pytest.raises(OutputError, match="overlaps with the input"):
+        matsmerge.merge([first / "model.safetensors", models[0]], out=first, overwrite=True)
+    assert (first / "model.safetensors").exists()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    matsmerge.merge(models, out="~/home")
+    assert (tmp_path / "home").exists()
+
+
+def test_companions_are_checked_before_any_work(models: list[Path], tmp_path: Path) -> None:
+    for text in ("{", "[1]"):
+        (models[0] / "config.json").write_text(text)
+        with pytest.raises(matsmerge.CheckpointError, match="config.json"):
+            matsmerge.merge(models, out=tmp_path / "out")
+    assert not staging_path(tmp_path / "out").exists()
 
 
 def _merge_as_nobody(arguments: dict[str, Any], connection: Any) -> None:

@@ -153,9 +153,10 @@ def test_heads_stay_with_their_tasks(tmp_path: Path) -> None:
         )
         tuned(model, i + 1).save_pretrained(tmp_path / f"task{num_labels}")
         paths[f"task{num_labels}"] = tmp_path / f"task{num_labels}"
-    out = matsmerge.merge(
-        paths, tmp_path / "base", "task_arithmetic", scale=0.5, out=tmp_path / "out"
-    )
+    with pytest.warns(UserWarning, match=r"'bert\.' in front|head"):
+        out = matsmerge.merge(
+            paths, tmp_path / "base", "task_arithmetic", scale=0.5, out=tmp_path / "out"
+        )
     encoder = AutoModel.from_pretrained(out)
     for num_labels in (2, 5):
         model = BertForSequenceClassification.from_pretrained(out, num_labels=num_labels)
@@ -240,8 +241,9 @@ def test_ia3_adapters_are_read_and_merged_as_tensors(tmp_path: Path) -> None:
 def test_lora_adapters_are_read_but_not_merged_as_tensors(tmp_path: Path) -> None:
     base, paths = adapters(LoraConfig(target_modules=["q_proj"], r=2), tmp_path)
     assert any("lora_A" in name for name in open_checkpoint(paths[0]).specs)
-    with pytest.raises(matsmerge.RecipeError, match="LORA adapter"):
-        matsmerge.merge(paths)
+    for sources in (paths, [path / "adapter_model.safetensors" for path in paths]):
+        with pytest.raises(matsmerge.RecipeError, match="LORA adapter"):
+            matsmerge.merge(sources)
     ia3 = adapters(IA3Config(target_modules=["k_proj"], feedforward_modules=[]), tmp_path / "x")[1]
     with pytest.raises(matsmerge.RecipeError, match="adapters and full models"):
         matsmerge.merge([ia3[0], base])

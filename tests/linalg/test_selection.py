@@ -17,7 +17,7 @@ from matsmerge.linalg.selection import (
 def select(values: NDArray[np.float32], k: int, start: Bracket, num_parts: int = 7) -> float:
     """Run passes over parts of the values until the k-th largest is found."""
     bracket = start
-    for _ in range(5):
+    for _ in range(8):
         tallies = [tally(part, bracket) for part in np.array_split(values, num_parts)]
         found = kth_largest(k, add_tallies(tallies), bracket)
         if isinstance(found, float):

@@ -234,3 +234,17 @@ def test_ties_trim_property(density: float, seed: int) -> None:
     kept, dropped = delta[merged != 0].abs(), delta[(merged == 0) & (delta != 0)].abs()
     assert len(kept) >= min(max(1, int(density * 97)), int((delta != 0).sum()))
     assert len(kept) == 0 or len(dropped) == 0 or kept.min() > dropped.max()
+
+
+def test_ties_ends_even_if_most_is_not_a_number() -> None:
+    base, model = {"p": torch.zeros(10)}, {"p": torch.arange(10.0)}
+    model["p"][:5] = float("nan")
+    merged = matsmerge.merge([model], base, "ties", density=0.9, allow_nonfinite=True)["p"]
+    assert merged[5:].tolist() == [5, 6, 7, 8, 9]
+
+
+def test_dare_with_hardly_any_density() -> None:
+    base, model = {"p": torch.zeros(10)}, {"p": torch.ones(10)}
+    recipe_density = [{"match": "p", "models": {"m": {"density": 1e-6}}}]
+    merged = matsmerge.merge({"m": model}, base, "dare_linear", overrides=recipe_density)["p"]
+    assert merged.isfinite().all()

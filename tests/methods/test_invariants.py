@@ -104,9 +104,13 @@ def test_order_does_not_matter(method: str, spec: dict[str, Any], order: list[in
 
     forward, permuted = merge(sorted(order)), merge(list(order))
     for name in base:
-        # Summing in another order may round the last bit of the result the other way.
+        # Summing in another order may round the last bit the other way, of the result or, where
+        # large values cancel, of the sum.
+        compute = torch.float64 if spec["dtype"] == torch.float32 else torch.float32
+        largest = max(float(m[name].abs().max()) for _, m, _ in models.values())
+        rounding = 32 * torch.finfo(compute).eps * largest
         epsilon = torch.finfo(spec["dtype"]).eps
-        torch.testing.assert_close(forward[name], permuted[name], rtol=epsilon, atol=1e-12)
+        torch.testing.assert_close(forward[name], permuted[name], rtol=epsilon, atol=rounding)
 
 
 def test_inputs_are_left_alone() -> None:

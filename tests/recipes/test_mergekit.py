@@ -122,6 +122,7 @@ def test_model_references() -> None:
         models:
           - model: {model: {path: owner/a, revision: main}}
           - model: {model: {path: owner/b}}
+        parameters: {weight: 1}
         """
     )
     assert [m.model for m in recipe.models] == ["owner/a@main", "owner/b"]
@@ -147,6 +148,9 @@ def test_model_references() -> None:
         ("{merge_method: slerp, models: [{model: a}, {model: b}], parameters: {t: 1}}", "base_model"),
         ("{merge_method: slerp, models: [{model: a}, {model: b}], base_model: a}", "parameter 't'"),
         ("{merge_method: slerp, models: [{model: b}], base_model: a, parameters: {t: x}}", "numbers"),
+        ("{merge_method: slerp, models: [{model: b}], base_model: a, parameters: {t: [{filter: x, value: 1}]}}", "'t' for every"),
+        ("{merge_method: linear, models: [{model: a}]}", "needs a 'weight'"),
+        ("{merge_method: [linear]}", "is not supported"),
         ("{merge_method: model_stock, base_model: c, models: [{model: a}], parameters: {filter_wise: true}}", "'filter_wise'"),
         ("{merge_method: ties, base_model: c, models: [{model: a, parameters: {weight: [{val: 1}]}}]}", "'value'"),
     ],

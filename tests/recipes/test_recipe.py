@@ -62,6 +62,16 @@ def test_short_and_long_forms_are_the_same() -> None:
         ({"overrides": [{"match": "x", "models": {"z": {"weight": 1}}}]}, "there is no model 'z'"),
         ({"overrides": [{"match": "x", "models": {"a": {"wait": 1}}}]}, "'wait'.*weight"),
         ({"overrides": [{"match": []}]}, "overrides.0.match"),
+        ({"overrides": [{"match": "*"}]}, "overrides.0: changes nothing"),
+        ({"models": ["a", {"model": "b", "weight": float("nan")}]}, "weight.*finite number"),
+        (
+            {"method": {"name": "ties", "trim": ["global", "parameter"]}},
+            "only a number may be a list",
+        ),
+        (
+            {"method": "average", "overrides": [{"match": "x", "models": {"a": {"density": 0.1}}}]},
+            "has no density, the override",
+        ),
         ({"overrides": [{"match": "x", "method": "tise"}]}, "unknown method 'tise'"),
         ({"overrides": [{"match": "x", "method": {"scal": 1}}]}, "'scal'; did you mean 'scale'?"),
     ],
@@ -97,6 +107,7 @@ def test_names_tell_models_apart() -> None:
         ("models: [a]\nmethod: tise\n", "did you mean 'ties'"),
         ("models: [!!python/object/apply:os.system ['true']]\nmethod: average", "not valid YAML"),
         ("\x00", "not valid YAML"),
+        ("? [a, b]\n: 1\n", "not valid YAML"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
@@ -114,6 +125,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 def test_numbers_as_yaml_writes_them(tmp_path: Path) -> None:
     path = tmp_path / "r.yaml"
-    path.write_text("models: [a]\nbase: b\nmethod: {name: task_arithmetic, scale: 1e-3}\n")
-    recipe, _ = read_recipe(path)
-    assert recipe.method.at_depth(0).model_dump()["scale"] == 1e-3
+    for text in ("1e-3", "[1e-3, 0.5]"):
+        path.write_text(f"models: [a]\nbase: b\nmethod: {{name: task_arithmetic, scale: {text}}}\n")
+        recipe, _ = read_recipe(path)
+        assert recipe.method.at_depth(0).model_dump()["scale"] == 1e-3

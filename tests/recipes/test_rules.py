@@ -99,3 +99,13 @@ def test_ties_ranks_parameters_with_other_scales_together() -> None:
     )
     assert merged["x"].tolist() == [0.0] * 10
     assert merged["y"].tolist() == [1.0] * 10
+
+
+def test_overrides_that_do_not_go_together() -> None:
+    with pytest.raises(RecipeError, match=r"layers.0.mlp: override.*unknown parameter 'scale'"):
+        rules(
+            overrides=[
+                {"match": "*.mlp", "method": {"name": "passthrough", "model": "a"}},
+                {"match": "layers.0.*", "method": {"scale": 0.5}},
+            ]
+        )

@@ -92,15 +92,15 @@ def align(
         for name, table in tables.items():
             own[name] |= {n: table.pop(n) for n in list(table) if n in found}
         notes.append(
-            f"kept apart as each model's own head, since they fit no other model: "
-            f"{', '.join(sorted(found))}"
+            "kept apart as each model's own head, not merged (they differ in size, or the base "
+            f"lacks them): {', '.join(sorted(found))}"
         )
 
     problems = _differences(everyone, tables, dtype)
     if problems:
         raise AlignmentError(problems)
     aligned = {
-        name: AlignedModel(name, checkpoint, tables[name], tuple(dict.fromkeys(own[name].values())))
+        name: AlignedModel(name, checkpoint, tables[name], _own_names(own[name], checkpoint))
         for name, checkpoint in everyone.items()
     }
     shared = tuple(tables[next(iter(models))])
@@ -116,6 +116,12 @@ def align(
         tied=tied,
         notes=tuple(notes),
     )
+
+
+def _own_names(own: Mapping[str, str], checkpoint: Checkpoint) -> tuple[str, ...]:
+    """A head's names in its checkpoint, tied ones under the name that was asked for."""
+    known = {*checkpoint.specs, *checkpoint.aliases}
+    return tuple(name if name in known else target for name, target in own.items())
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -134,22 +140,33 @@ def _match_prefix(
 ) -> tuple[Callable[[str], str], str | None]:
     """A renaming for checkpoints that only differ by a leading module, as `bert.` with and without.
 
-    Transformers saves the bare encoder and the same encoder under a head this way.
+    Transformers saves the bare encoder and the same encoder under a head this way. Of several
+    prefixes that would do, the one that fits most names is taken.
     """
     wanted = {*reference.specs, *reference.aliases}
     if wanted & table.keys():
         return str, None
-    for name in table:
-        for other in wanted:
-            if other.endswith(f".{name}"):
-                prefix = other.removesuffix(name)
-                return prefix.__add__, f"its names were read with '{prefix}' in front"
-            if name.endswith(f".{other}"):
-                prefix = name.removesuffix(other)
-                return (
-                    lambda n, prefix=prefix: n.removeprefix(prefix)
-                ), f"its names were read without the leading '{prefix}'"
+    longer = _common_prefix(table, wanted)
+    if longer:
+        return longer.__add__, f"its names were read with '{longer}' in front"
+    shorter = _common_prefix(wanted, table)
+    if shorter:
+        rename: Callable[[str], str] = lambda name: name.removeprefix(shorter)  # noqa: E731
+        return rename, f"its names were read without the leading '{shorter}'"
     return str, None
+
+
+def _common_prefix(names: Iterable[str], prefixed: Iterable[str]) -> str | None:
+    """The prefix that turns most of the names into ones that are there."""
+    bare = set(names)
+    counts: dict[str, int] = {}
+    for name in prefixed:
+        parts = name.split(".")
+        for i in range(1, len(parts)):
+            if ".".join(parts[i:]) in bare:
+                prefix = ".".join(parts[:i]) + "."
+                counts[prefix] = counts.get(prefix, 0) + 1
+    return max(sorted(counts), key=lambda prefix: counts[prefix], default=None)
 
 
 def _check_patterns(heads: Sequence[str], tables: Mapping[str, Mapping[str, str]]) -> None:

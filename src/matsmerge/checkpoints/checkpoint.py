@@ -44,13 +44,14 @@ class Checkpoint(ABC):
 
     `label` is how the user named it. `specs` lists every tensor once; a tied weight's other
     names are in `aliases` (other name -> name in `specs`). `folder` is where its
-    configuration and tokenizer lie, if anywhere.
+    configuration and tokenizer lie, and `place` the file or folder it is read from, if any.
     """
 
     label: str
     specs: Mapping[str, TensorSpec]
     aliases: Mapping[str, str]
-    folder: Path | None
+    folder: Path | None = None
+    place: Path | None = None
 
     @abstractmethod
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
@@ -65,10 +66,13 @@ class Checkpoint(ABC):
     def prefetch(self, name: str, start: int, stop: int) -> None:  # noqa: B027
         """Say that these elements will be read soon."""
 
+    def spec(self, name: str) -> TensorSpec:
+        """What is known of a tensor, under any of its names."""
+        return self.specs[self.aliases.get(name, name)]
+
     def __getitem__(self, name: str) -> Tensor:
-        name = self.aliases.get(name, name)
-        spec = self.specs[name]
-        return self.read(name, 0, spec.num_elements).view(spec.shape)
+        spec = self.spec(name)
+        return self.read(self.aliases.get(name, name), 0, spec.num_elements).view(spec.shape)
 
 
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -88,6 +92,12 @@ EXACT_DTYPES = (
 def dtype_name(dtype: torch.dtype) -> str:
     """`bfloat16` for `torch.bfloat16`."""
     return str(dtype).removeprefix("torch.")
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of a foreign error's message."""
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__
 
 
 def check_dtype(dtype: torch.dtype, name: str, label: str) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import CheckpointError
 
 _ALWAYS = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
@@ -27,7 +28,7 @@ def download(name: str, revision: str | None) -> Path:
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(
             f"{name}: no such local path, and the hub did not provide it{at} "
-            f"({str(error).strip().splitlines()[0]}); check the spelling, the network, "
+            f"({first_line(error)}); check the spelling, the network, "
             "and `hf auth login` for a private model"
         ) from error
     return folder

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, check_dtype
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, check_dtype, first_line
 from matsmerge.errors import CheckpointError
 
 
@@ -28,6 +28,8 @@ class InMemoryCheckpoint(Checkpoint):
         aliases: dict[str, str] = {}
         first_at: dict[tuple[object, ...], str] = {}
         for name, tensor in state.items():
+            if not isinstance(name, str):
+                raise CheckpointError(f"{label}: the key {name!r} is not a name")
             if not isinstance(tensor, Tensor):
                 raise CheckpointError(
                     f"{label}: entry '{name}' is a {type(tensor).__name__}, expected a tensor; "
@@ -69,7 +71,7 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path}: refused; it is damaged or holds more than tensors, and unpickling code from "
             "a file is not safe. Save its state dict as safetensors where you trust it. "
-            f"({str(error).splitlines()[0][:200]})"
+            f"({first_line(error)})"
         ) from error
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]

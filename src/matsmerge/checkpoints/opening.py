@@ -4,13 +4,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.hub import download
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
+from matsmerge.checkpoints.safetensors_header import without_duplicates
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError
 
@@ -18,11 +18,11 @@ Source = str | Path | Mapping[str, Tensor] | nn.Module | Checkpoint
 
 # In the order in which transformers and peft look for them.
 _WEIGHT_FILES = (
-    "model.safetensors.index.json",
     "model.safetensors",
+    "model.safetensors.index.json",
     "adapter_model.safetensors",
-    "pytorch_model.bin.index.json",
     "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
     "adapter_model.bin",
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -38,7 +38,7 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     if isinstance(source, (Mapping, nn.Module)):
         return InMemoryCheckpoint(label or type(source).__name__, source)
     label = label or str(source)
-    path = Path(source).expanduser()
+    path = local_path(source)
     try:
         exists = path.exists()
     except OSError as error:
@@ -51,9 +51,18 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
             )
         path = download(name, revision or None)
     checkpoint = _open_folder(label, path) if path.is_dir() else _open_file(label, path, None)
+    checkpoint.place = path
     if not checkpoint.specs:
         raise CheckpointError(f"{label}: holds no tensors")
     return checkpoint
+
+
+def local_path(source: str | Path) -> Path:
+    """A path with `~` replaced, where that names a user."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:
+        return Path(source)
 
 
 def _open_file(label: str, path: Path, folder: Path | None) -> Checkpoint:
@@ -88,7 +97,13 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
     else:
         state: dict[str, Tensor] = {}
         for shard in shards:
-            state.update(load_pickled(shard))
+            loaded = load_pickled(shard)
+            if twice := state.keys() & loaded.keys():
+                raise CheckpointError(
+                    f"{shard}: tensor '{min(twice)}' is also in another shard; each tensor must be "
+                    "in one shard only"
+                )
+            state |= loaded
         checkpoint = InMemoryCheckpoint(label, state, folder)
     _check_index(path, shards, checkpoint)
     return checkpoint
@@ -97,18 +112,20 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
 def _shards(folder: Path, index: Path) -> dict[Path, list[str]]:
     """The shards an index names, each with the tensors it should hold."""
     try:
-        weight_map = json.loads(index.read_text())["weight_map"]
+        content = json.loads(index.read_text(), object_pairs_hook=without_duplicates)
+        weight_map = content["weight_map"]
         if not isinstance(weight_map, dict):
             raise TypeError("weight_map is not an object")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{index}: not a checkpoint index ({error!r})") from error
     problems: list[str] = []
     shards: dict[Path, list[str]] = {}
-    paths: dict[Any, Path | None] = {}
-    for tensor, name in weight_map.items():
+    paths: dict[str, Path | None] = {}
+    for tensor, named in weight_map.items():
+        name = str(named)
         if name not in paths:
             paths[name] = None
-            if not isinstance(name, str) or not name or Path(name).name != name:
+            if not isinstance(named, str) or not name or Path(name).name != name:
                 problems.append(
                     f"{index}: points to '{name}', which is not a file name in its folder"
                 )

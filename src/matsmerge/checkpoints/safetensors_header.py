@@ -69,10 +69,12 @@ def read_header(path: Path) -> Header:
 
 def _parse(path: Path, raw: bytes, size: int) -> Header:
     try:
-        entries = json.loads(raw.decode(), object_pairs_hook=_without_duplicates)
+        entries = json.loads(raw.decode(), object_pairs_hook=without_duplicates)
         if not isinstance(entries, dict):
             raise ValueError("not a JSON object")
-        metadata = entries.pop("__metadata__", {})
+        metadata = entries.pop("__metadata__", None) or {}
+        if not isinstance(metadata, dict):
+            raise ValueError("__metadata__ is not an object")
         located = {name: _entry(name, entry) for name, entry in entries.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged header ({error})") from error
@@ -99,7 +101,8 @@ def _parse(path: Path, raw: bytes, size: int) -> Header:
     return Header(specs, offsets, {str(k): str(v) for k, v in metadata.items()})
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Hook for `json.loads` that refuses a key given twice."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:

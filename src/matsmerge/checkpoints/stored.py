@@ -8,7 +8,7 @@ from typing import Any
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.safetensors_header import Header, read_header
-from matsmerge.errors import CheckpointError
+from matsmerge.errors import CheckpointError, ResourceError
 
 
 class StoredCheckpoint(Checkpoint):
@@ -50,7 +50,13 @@ class StoredCheckpoint(Checkpoint):
         offset += start * self.specs[name].dtype.itemsize
         view = buffer.bytes
         while len(view):
-            count = os.preadv(self._descriptor(path), [view], offset)
+            try:
+                count = os.preadv(self._descriptor(path), [view], offset)
+            except OSError as error:
+                raise ResourceError(
+                    f"{path}: cannot be read any more ({error.strerror}); what was done is kept, "
+                    "continue with --resume"
+                ) from error
             if count == 0:
                 raise CheckpointError(
                     f"{path}: ended while reading tensor '{name}'; it was cut since it was opened"

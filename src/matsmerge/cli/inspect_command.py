@@ -1,6 +1,7 @@
 """`mats inspect`."""
 
 import json
+import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -74,7 +75,8 @@ def _show_difference(
         bars.stage("comparing", sum(spec.num_bytes for spec in first.specs.values()))
         found = compare(first, second, bars.advance)
     if as_json:
-        print(json.dumps(asdict(found), indent=2))
+        changed = {n: d if math.isfinite(d) else None for n, d in found.changed.items()}
+        print(json.dumps(asdict(found) | {"changed": changed}, indent=2))
         return
     for names, title in (
         (found.only_first, f"only in {first.label}"),
@@ -83,7 +85,7 @@ def _show_difference(
         ([f"{n}: {first.specs[n]} / {second.specs[n]}" for n in found.other_dtype], "other dtype"),
     ):
         if names:
-            display.stdout.print(f"[bold]{title}[/] ({len(names)})")
+            display.stdout.print(f"{title} ({len(names)})", style="bold", markup=False)
             for name in names[:_MAX_LISTED]:
                 display.stdout.print(f"  {name}", markup=False)
             if len(names) > _MAX_LISTED:

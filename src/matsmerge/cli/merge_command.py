@@ -144,6 +144,7 @@ def merge(
 
         mats merge --method task_arithmetic --scale 0.3 --base B --model A --model C --out merged
     """
+    from matsmerge.checkpoints.opening import local_path
     from matsmerge.engine.executor import LocalExecutor
     from matsmerge.engine.machine import keep_freed_memory, parse_bytes
     from matsmerge.engine.merging import merge_to_folder, prepare
@@ -166,6 +167,7 @@ def merge(
     if out is None and not dry_run:
         raise RecipeError("say where to write the merged model with --out, or use --dry-run")
     if out is not None:
+        out = local_path(out)
         check_target(out, 0, {}, overwrite=overwrite, resume=resume)
 
     keep_freed_memory()
@@ -235,10 +237,10 @@ def _from_options(
 def _check_memory(prepared: "PreparedMerge", executor: "LocalExecutor") -> None:
     from matsmerge.engine.machine import format_bytes
 
-    needed = prepared.plan.peak_bytes(1)
+    needed = prepared.plan.peak_bytes(1) + prepared.plan.measuring_bytes
     if needed > executor.max_bytes:
         raise RecipeError(
-            f"the largest job needs {format_bytes(needed)} of memory and --max-memory allows "
+            f"this merge needs at least {format_bytes(needed)} of memory and --max-memory allows "
             f"{format_bytes(executor.max_bytes)}; allow more"
         )
 

@@ -2,6 +2,7 @@
 
 import ctypes
 import multiprocessing
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,11 +13,13 @@ from concurrent.futures import (
     ThreadPoolExecutor,
     wait,
 )
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from matsmerge.engine.machine import default_memory_bytes, num_cores
+from matsmerge.errors import ResourceError
 
 
 class HasPeak(Protocol):
@@ -68,7 +71,7 @@ class LocalExecutor:
                 self.num_workers,
                 multiprocessing.get_context("fork"),
                 initializer=_enter_copy,
-                initargs=(function,),
+                initargs=(function, os.getpid()),
             )
             function = _inherited
         else:
@@ -85,6 +88,11 @@ class LocalExecutor:
                 running[pool.submit(function, job)] = job.peak_bytes
             while running:
                 yield from _take(running)
+        except BrokenProcessPool as error:
+            raise ResourceError(
+                "a worker was killed, probably for want of memory; lower --workers or --max-memory "
+                "and continue with --resume"
+            ) from error
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(num_threads)
@@ -101,12 +109,14 @@ _function: Callable[[Any], Any]
 _PR_SET_PDEATHSIG = 1
 
 
-def _enter_copy(function: Callable[[Any], Any]) -> None:
+def _enter_copy(function: Callable[[Any], Any], parent: int) -> None:
     """Begin as a forked worker: the parent deals with Ctrl-C, and takes us along when it dies."""
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we could ask
+        os._exit(1)
     torch.set_num_threads(1)
 
 

@@ -7,8 +7,19 @@ from pathlib import Path
 
 from matsmerge.errors import RecipeError
 
-_UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_UNITS = {
+    "": 1,
+    "k": 1e3,
+    "m": 1e6,
+    "g": 1e9,
+    "t": 1e12,
+    "ki": 2**10,
+    "mi": 2**20,
+    "gi": 2**30,
+    "ti": 2**40,
+}
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+_MIN_MEMORY_BYTES = 256_000_000  # enough for any merge; asking for less is up to the user
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -45,15 +56,20 @@ def available_bytes() -> int:
         limit = (_CGROUP / "memory.max").read_text().strip()
         if limit != "max":
             used = int((_CGROUP / "memory.current").read_text())
-            available = min(available, int(limit) - used)
-    except OSError:
+            statistics = (_CGROUP / "memory.stat").read_text()
+            # Files that were read count as used, but give way when memory is needed.
+            cached = sum(
+                map(int, re.findall(r"^(?:in)?active_file (\d+)", statistics, re.MULTILINE))
+            )
+            available = min(available, int(limit) - used + cached)
+    except (OSError, ValueError):
         pass
     return max(available, 0)
 
 
 def default_memory_bytes() -> int:
     """Half of what is available: the page cache earns its keep with the other half."""
-    return available_bytes() // 2
+    return max(available_bytes() // 2, _MIN_MEMORY_BYTES)
 
 
 def keep_freed_memory() -> None:

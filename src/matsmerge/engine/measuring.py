@@ -1,7 +1,7 @@
 """Running the measurements that methods ask for before they merge."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,6 @@ from matsmerge.engine.worker import Worker
 from matsmerge.methods.method import Measured, Pass, Task
 
 
-@dataclass
-class Measurements:
-    """What was measured: for parameters on their own, or by what they were measured with."""
-
-    by_parameter: dict[str, Measured] = field(default_factory=dict)
-
-    def __call__(self, parameter: Parameter) -> Measured:
-        return self.by_parameter.get(parameter.name, {})
-
-
 @dataclass(frozen=True)
 class _AloneJob:
     parameter: Parameter
@@ -31,9 +21,11 @@ class _AloneJob:
     peak_bytes: int
 
 
-def measure(plan: Plan, worker: Worker, executor: Executor, progress: Progress) -> Measurements:
-    """Measure everything the plan's methods need."""
-    result = Measurements()
+def measure(
+    plan: Plan, worker: Worker, executor: Executor, progress: Progress
+) -> dict[str, Measured]:
+    """Measure everything the plan's methods need, by parameter."""
+    result: dict[str, Measured] = {}
     for group in plan.measured_together:
         jobs = tuple(make_jobs(group, worker.alignment))
         num_bytes = sum(job.num_input_bytes for job in jobs)
@@ -49,13 +41,13 @@ def measure(plan: Plan, worker: Worker, executor: Executor, progress: Progress) 
             return [note for index in sorted(notes) for note in notes[index]]
 
         measured = _drive(group[0], sum(p.spec.num_elements for p in group), run)
-        result.by_parameter |= {parameter.name: measured for parameter in group}
+        result |= {parameter.name: measured for parameter in group}
 
     if plan.measured_alone:
         alone = list(_alone_jobs(plan, worker))
         progress.stage("measuring", sum(j.num_input_bytes for a in alone for j in a.jobs))
         for name, measured, num_bytes in executor.map(partial(_measure_alone, worker), alone):
-            result.by_parameter[name] = measured
+            result[name] = measured
             progress.advance(num_bytes)
     return result
 

@@ -1,20 +1,20 @@
 """The merged model's `README.md`, with the metadata the hub reads."""
 
-from pathlib import Path
 from typing import Any
 
 import yaml
 
+from matsmerge.checkpoints.opening import local_path
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.version import __version__
 
 
-def make_model_card(recipe: Recipe, title: str, notes: list[str], *, adapter: bool) -> str:
-    """A model card that says what was merged and how."""
+def make_model_card(recipe: Recipe, title: str, notes: list[str], library: str | None) -> str:
+    """A model card that says what was merged and how; `library` is what loads the model."""
     sources = [entry.model for entry in recipe.models]
     metadata = {
         "base_model": [public_name(s) for s in ([recipe.base] if recipe.base else []) + sources],
-        "library_name": "peft" if adapter else "transformers",
+        **({"library_name": library} if library else {}),
         "tags": ["merge", "matsmerge"],
     }
     rows = "\n".join(f"| {public_name(e.model)} | {_number(e.weight)} |" for e in recipe.models)
@@ -31,17 +31,18 @@ def make_model_card(recipe: Recipe, title: str, notes: list[str], *, adapter: bo
 
 def public_name(source: str) -> str:
     """A hub id as it is; of a local path only its last part, for nobody needs the rest."""
-    path = Path(source).expanduser()
-    return path.resolve().name if path.exists() else source
+    path = local_path(source)
+    return path.resolve().name if path.exists() else source.partition("@")[0]
 
 
 def public_recipe(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without what was left at its default and without local paths."""
     data: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
-    if recipe.base:
+    if recipe.base and local_path(recipe.base).exists():
         data["base"] = public_name(recipe.base)
     for entry in data["models"]:
-        entry["model"] = public_name(entry["model"])
+        if local_path(entry["model"]).exists():
+            entry["model"] = public_name(entry["model"])
     return data
 
 

@@ -6,10 +6,11 @@ manifest `merge.json` is written last, and then the folder is renamed.
 """
 
 import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from matsmerge.engine.layout import Layout, Shard
 from matsmerge.engine.machine import format_bytes
-from matsmerge.engine.plan import Job
+from matsmerge.engine.worker import Receipt
 from matsmerge.errors import OutputError
 
 MANIFEST = "merge.json"
@@ -60,14 +61,14 @@ class ShardFiles:
 
 
 class OutputFolder:
-    """A folder being written. Use as a context manager; only `finish` makes the output appear."""
+    """A folder being written; only `finish` makes the output appear."""
 
     def __init__(self, target: Path, layout: Layout, identity: str) -> None:
         self.target = target
         self.layout = layout
         self.identity = identity
         self.path = staging_path(target)
-        self.finished_jobs: set[int] = set()
+        self.finished: dict[int, Sequence[float]] = {}  # job -> what its receipt says
         self.measured: dict[str, Any] | None = None
         self.shards = ShardFiles(self.path, layout)
         self._syncer = ThreadPoolExecutor(1)
@@ -78,8 +79,8 @@ class OutputFolder:
 
     def open(self, *, resume: bool) -> None:
         """Begin, or continue where a run with the same inputs and recipe was interrupted."""
+        is_new = not self.path.exists()
         try:
-            is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold()
             if resume and not is_new:
@@ -90,7 +91,7 @@ class OutputFolder:
             self._close()
             raise OutputError(f"{self.target}: another merge is writing it just now") from error
         except OSError as error:
-            self.discard()
+            self.discard() if is_new else self._close()
             raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
         except OutputError:
             self._close()
@@ -102,15 +103,19 @@ class OutputFolder:
         except ImportError:  # not a POSIX system: nothing keeps two runs apart
             return
         self._lock = os.open(self.path, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+                raise
 
     def _begin(self) -> None:
         for left_over in self.path.iterdir():
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
         for shard in self.layout.shards:
             file = self.shards.descriptor(shard)
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file, 0, shard.num_bytes)  # fail now, not after an hour
+            # Not allocated in advance: writing into allocated blocks is several times slower.
+            os.ftruncate(file, shard.num_bytes)
             os.pwrite(file, shard.header, 0)
             os.fsync(file)
         self._journal = (self.path / _JOURNAL).open("x")
@@ -124,13 +129,16 @@ class OutputFolder:
                 entries.append(json.loads(line))
             except ValueError:  # the line that was being written when the run died
                 break
-        if not entries or entries[0].get("identity") != self.identity:
+        if not entries:
+            self._begin()  # it was stopped before it had begun
+            return
+        if entries[0].get("identity") != self.identity:
             raise OutputError(
                 f"{self.path}: the interrupted merge had other inputs, another recipe or another "
                 "version of matsmerge; start anew with --overwrite"
             )
         for entry in entries:
-            self.finished_jobs.update(entry.get("jobs", ()))
+            self.finished |= {int(job): squares for job, squares in entry.get("jobs", {}).items()}
             self.measured = entry.get("measured", self.measured)
         for shard in self.layout.shards:
             if os.fstat(self.shards.descriptor(shard)).st_size != shard.num_bytes:
@@ -143,9 +151,10 @@ class OutputFolder:
         """Remember measurements for a run that resumes this one."""
         self._note({"measured": measured})
 
-    def note_finished(self, job: Job) -> None:
+    def note_finished(self, receipt: Receipt) -> None:
         """Note that all of a job's values have been written."""
-        self._unsynced.append(job.index)
+        self.finished[receipt.job_index] = receipt.squares
+        self._unsynced.append(receipt.job_index)
         if len(self._unsynced) >= _SYNC_JOBS and (self._syncing is None or self._syncing.done()):
             self._start_sync()
 
@@ -160,24 +169,25 @@ class OutputFolder:
     def _sync(self, jobs: list[int]) -> None:
         for shard in self.layout.shards:
             os.fsync(self.shards.descriptor(shard))
-        self._note({"jobs": jobs})
+        self._note({"jobs": {job: self.finished[job] for job in jobs}})
 
     def finish(self, manifest: str) -> None:
         """Write the manifest, and let the output appear under its name."""
         self._start_sync().result()
         if self.layout.index_name and self.layout.index:
             (self.path / self.layout.index_name).write_text(self.layout.index)
-        self._close()
-        (self.path / _JOURNAL).unlink()
         (self.path / MANIFEST).write_text(manifest)
         for path in (*self.path.rglob("*"), self.path):
             _sync_path(path)
-        old = self.path.with_suffix(".replaced")
+        replaced = self.path.with_suffix(".replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
         if self.target.exists():
-            self.target.rename(old)
+            self.target.rename(replaced)
+        (self.path / _JOURNAL).unlink()
         self.path.rename(self.target)
         _sync_path(self.target.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        self._close()  # holding the lock until here keeps others from emptying the folder
+        shutil.rmtree(replaced, ignore_errors=True)
 
     def discard(self) -> None:
         """Leave nothing behind."""
@@ -186,6 +196,8 @@ class OutputFolder:
 
     def close(self) -> None:
         """Leave everything for another run to resume."""
+        if self._journal is None:
+            return
         with contextlib.suppress(OSError):  # a full disk, say; those jobs are then done again
             self._start_sync().result()
         self._close()
@@ -227,9 +239,12 @@ def check_target(
 def _target_problems(
     target: Path, num_bytes: int, inputs: Mapping[str, Path], overwrite: bool, resume: bool
 ) -> Iterator[str]:
+    if not target.name or target.is_symlink():
+        yield f"{target}: is not the name of a folder to make; choose another --out"
+        return
     place, staging = target.resolve(), staging_path(target)
-    for label, folder in inputs.items():
-        if place.is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(place):
+    for label, used in inputs.items():
+        if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
             yield f"{target}: overlaps with the input {label}; choose another --out"
             return
     if target.exists():

@@ -5,17 +5,20 @@ from dataclasses import dataclass
 
 import torch
 
-from matsmerge.checkpoints.alignment import Alignment
+from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.methods.method import BLOCK_ELEMENTS
+from matsmerge.methods.passthrough import Passthrough
 from matsmerge.recipes.rules import Rule
 
 # Fixed, so that an interrupted merge can be resumed under another memory budget.
 JOB_ELEMENTS = 128 * BLOCK_ELEMENTS
 # Tensors of a block's size that a method holds at once, besides one for each model.
 _SCRATCH_BLOCKS = 12
-# What ranking a model's entries collects: all of a small model, a sliver of a large one.
-_COLLECTED_BYTES = 16 << 22
+# What a worker needs however small its job is, chiefly its own copy of the interpreter's objects.
+_WORKER_BYTES = 24_000_000
+# What ranking a model's entries collects: a sliver of them, as a value and a count each.
+_COLLECTED_SHARE, _COLLECTED_BYTES = 0.02, 16
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,11 @@ class Plan:
     @property
     def measuring_bytes(self) -> int:
         """Memory for what is collected while measuring over the whole model, an upper guess."""
-        return sum(
-            _COLLECTED_BYTES * len(group[0].rule.weights) for group in self.measured_together
-        )
+        sizes = [
+            sum(p.spec.num_elements for p in group) * len(group[0].rule.weights)
+            for group in self.measured_together
+        ]
+        return int(max(sizes, default=0) * _COLLECTED_SHARE * _COLLECTED_BYTES)
 
     def peak_bytes(self, num_jobs_at_once: int) -> int:
         """Memory of this many of the largest jobs, beyond the interpreter's own."""
@@ -123,6 +128,14 @@ def make_plan(alignment: Alignment, rules: Mapping[str, Rule], dtype: torch.dtyp
     )
 
 
+def read_by(parameter: Parameter, alignment: Alignment) -> tuple[AlignedModel, ...]:
+    """The models a parameter's method reads."""
+    method = parameter.rule.method
+    if isinstance(method, Passthrough):
+        return tuple(m for m in alignment.everyone if m.name == method.model)
+    return alignment.everyone if method.needs_base else alignment.models
+
+
 def make_jobs(parameters: Sequence[Parameter], alignment: Alignment) -> Iterator[Job]:
     """Cut parameters into pieces and gather pieces into jobs of about the same size."""
     pieces: list[Piece] = []
@@ -156,7 +169,7 @@ def _job(index: int, first_element: int, pieces: list[Piece], alignment: Alignme
     inputs = sum(
         (p.stop - p.start) * model.spec(p.parameter.name).dtype.itemsize
         for p in pieces
-        for model in alignment.everyone
+        for model in read_by(p.parameter, alignment)
     )
     num_blocks = _SCRATCH_BLOCKS + len(alignment.models)
-    return Job(index, first_element, tuple(pieces), inputs, num_blocks * scratch)
+    return Job(index, first_element, tuple(pieces), inputs, _WORKER_BYTES + num_blocks * scratch)

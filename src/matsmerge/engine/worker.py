@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, dtype_name
-from matsmerge.engine.plan import Job, Parameter
+from matsmerge.engine.plan import Job, Parameter, Piece, read_by
 from matsmerge.errors import NonFiniteError
 from matsmerge.methods.method import BLOCK_ELEMENTS, Measured, Pass, Site, Task
 from matsmerge.methods.passthrough import Passthrough
@@ -25,23 +25,27 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True)
+class Receipt:
+    """A job's word that its values have been written, and the sum of squares of each piece."""
+
+    job_index: int
+    squares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Worker:
     """Works on jobs; it has the models' names and offsets, and opens their files itself."""
 
     alignment: Alignment
     allow_nonfinite: bool
 
-    def merge(self, job: Job, measured: Callable[[Parameter], Measured], sink: Sink) -> Job:
+    def merge(self, job: Job, measured: Mapping[str, Measured], sink: Sink) -> Receipt:
         """Merge all pieces of a job into a sink."""
         self._prefetch(job)
-        for piece in job.pieces:
-            learned = measured(piece.parameter)
-            for start in range(piece.start, piece.stop, BLOCK_ELEMENTS):
-                stop = min(start + BLOCK_ELEMENTS, piece.stop)
-                sink.write(
-                    piece.parameter.name, start, self._merge(piece.parameter, start, stop, learned)
-                )
-        return job
+        squares = [
+            self._merge_piece(p, measured.get(p.parameter.name, {}), sink) for p in job.pieces
+        ]
+        return Receipt(job.index, tuple(squares))
 
     def observe(self, job: Job, reading: Pass) -> tuple[int, list[Any]]:
         """Note what a pass wants to know; with the job's index, to put notes in order."""
@@ -50,13 +54,24 @@ class Worker:
         notes = [reading.observe(site) for site in self._sites(job, reading)]
         return job.index, reading.fold(notes) if notes else []
 
-    def _merge(self, parameter: Parameter, start: int, stop: int, measured: Measured) -> Tensor:
-        if parameter.compute_dtype is None:
-            return self._source(parameter).read(parameter.name, start, stop)
-        merged = parameter.rule.method.merge(self._site(parameter, start, stop), measured)
-        if not self.allow_nonfinite:
-            _check_result(parameter, merged)
-        return merged.to(parameter.spec.dtype)
+    def _merge_piece(self, piece: Piece, measured: Measured, sink: Sink) -> float:
+        """Merge a piece, and return the sum of its squares."""
+        parameter = piece.parameter
+        squares = 0.0
+        for start in range(piece.start, piece.stop, BLOCK_ELEMENTS):
+            stop = min(start + BLOCK_ELEMENTS, piece.stop)
+            if parameter.compute_dtype is None:
+                merged = self._source(parameter).read(parameter.name, start, stop)
+            else:
+                # What was measured has been read before, and checked then.
+                site = self._site(parameter, start, stop, check=not measured)
+                merged = parameter.rule.method.merge(site, measured)
+                square = torch.dot(merged, merged).item()
+                if not self.allow_nonfinite:
+                    _check_result(parameter, merged, square)
+                squares += square
+            sink.write(parameter.name, start, merged.to(parameter.spec.dtype))
+        return squares
 
     def _source(self, parameter: Parameter) -> AlignedModel:
         """The model an integer buffer is taken from: they are equal unless one was chosen."""
@@ -68,17 +83,19 @@ class Worker:
         position = job.first_element
         for piece in job.pieces:
             if reading.spacing is None:
-                starts = range(piece.start, piece.stop, reading.block_elements)
+                starts: Iterable[int] = range(piece.start, piece.stop, reading.block_elements)
             else:
-                ahead = -position % reading.spacing
-                starts = range(piece.start + ahead, piece.stop, reading.spacing)
+                length = piece.stop - piece.start
+                places = _sample_places(position, position + length, reading)
+                starts = (piece.start + place - position for place in places)
             for start in starts:
                 stop = min(start + reading.block_elements, piece.stop)
-                yield self._site(piece.parameter, start, stop)
+                yield self._site(piece.parameter, start, stop, check=True)
             position += piece.stop - piece.start
 
-    def _site(self, parameter: Parameter, start: int, stop: int) -> Site:
-        load = partial(self._load, parameter, start, stop)
+    def _site(self, parameter: Parameter, start: int, stop: int, *, check: bool) -> Site:
+        check = check and not self.allow_nonfinite
+        load = partial(self._load, parameter, start, stop, check)
         rule = parameter.rule
         tasks = tuple(
             Task(model.name, weight, density, partial(load, model))
@@ -93,6 +110,7 @@ class Worker:
         parameter: Parameter,
         start: int,
         stop: int,
+        check: bool,
         model: AlignedModel,
         out: Tensor | None = None,
     ) -> Tensor:
@@ -100,7 +118,7 @@ class Worker:
         model.read_into(buffer, parameter.name, start)
         block = torch.empty(stop - start, dtype=parameter.compute_dtype) if out is None else out
         block.copy_(buffer.tensor)
-        if not self.allow_nonfinite and not _is_finite(block):
+        if check and not _is_finite(block, torch.dot(block, block).item()):
             finite = block.isfinite()
             raise NonFiniteError(
                 f"{model.checkpoint.label}: tensor '{model.names[parameter.name]}' holds "
@@ -111,8 +129,21 @@ class Worker:
 
     def _prefetch(self, job: Job) -> None:
         for piece in job.pieces:
-            for model in self.alignment.everyone:
+            for model in read_by(piece.parameter, self.alignment):
                 model.prefetch(piece.parameter.name, piece.start, piece.stop)
+
+
+def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:
+    """Where sampled stretches start: one in each interval of the spacing, at a place of its own.
+
+    At even distances they could fall on the same rows of every layer.
+    """
+    spacing = reading.spacing or 1
+    room = max(1, spacing - reading.block_elements)
+    for i in range(begin // spacing, end // spacing + 1):
+        place = i * spacing + (i * 2654435761 % (1 << 32)) * room // (1 << 32)
+        if begin <= place < end:
+            yield place
 
 
 _buffers = threading.local()
@@ -128,15 +159,15 @@ def _buffer(num_elements: int, dtype: torch.dtype) -> Buffer:
     return own[str(dtype)]
 
 
-def _is_finite(block: Tensor) -> bool:
+def _is_finite(block: Tensor, square: float) -> bool:
     # NaN and Inf survive a sum of squares, the cheapest test. It may also overflow: look again.
-    return math.isfinite(torch.dot(block, block).item()) or bool(block.isfinite().all())
+    return math.isfinite(square) or bool(block.isfinite().all())
 
 
-def _check_result(parameter: Parameter, merged: Tensor) -> None:
+def _check_result(parameter: Parameter, merged: Tensor, square: float) -> None:
     dtype = parameter.spec.dtype
     limit = torch.finfo(dtype).max
-    fits = _is_finite(merged)
+    fits = _is_finite(merged, square)
     if fits and limit < torch.finfo(merged.dtype).max / 2:
         fits = bool(merged.abs().max() <= limit)
     if not fits:

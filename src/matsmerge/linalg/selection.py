@@ -18,6 +18,7 @@ Values = NDArray[np.float32] | NDArray[np.float64]
 
 _NUM_DEVIATIONS = 3.0
 _MIN_MARGIN = 1e-4
+_MAX_NARROW_MISSES = 3
 _MAX_REPEATED = 1 << 13  # collected values beyond which equal ones are counted, not kept
 
 
@@ -27,6 +28,7 @@ class Bracket:
 
     low: float = 0.0
     high: float = math.inf
+    num_misses: int = 0  # brackets before this one that did not hold it
 
 
 @dataclass(frozen=True)
@@ -88,11 +90,19 @@ def _count_equal(seen: Tally) -> Tally:
 
 
 def kth_largest(k: int, seen: Tally, bracket: Bracket) -> float | Bracket:
-    """The k-th largest value (k from 1), or another bracket to look in."""
-    if k <= seen.num_above:
-        return Bracket(low=bracket.high)
+    """The k-th largest value (k from 1), or the next bracket to look in.
+
+    That lies beside this one and is a few times as wide, so that a miss costs another pass but
+    hardly more memory; only after several misses is everything on that side collected.
+    """
     order = np.argsort(seen.inside)[::-1]
     reached = seen.num_above + np.cumsum(seen.counts[order])
+    num_misses = bracket.num_misses + 1
+    step = math.inf if num_misses > _MAX_NARROW_MISSES else 4 * (bracket.high - bracket.low)
+    if k <= seen.num_above:
+        return Bracket(bracket.high, bracket.high + step, num_misses)
     if len(reached) == 0 or k > reached[-1]:
-        return Bracket(high=bracket.low)
+        if bracket.low == 0:
+            return 0.0  # fewer than k are numbers at all
+        return Bracket(max(0.0, bracket.low - step), bracket.low, num_misses)
     return float(seen.inside[order[np.searchsorted(reached, k)]])

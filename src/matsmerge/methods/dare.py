@@ -31,7 +31,7 @@ class _Dare(Method):
     seed: int = Field(0, ge=0, description="seed of the random choice")
 
     def _thin_(self, delta: Tensor, site: Site, task: Task) -> None:
-        levels = round(task.density * _LEVELS)
+        levels = max(1, round(task.density * _LEVELS))
         if levels < _LEVELS:
             delta.masked_fill_(torch.from_numpy(self._draws(site, task) >= levels), 0)
             if self.rescale:

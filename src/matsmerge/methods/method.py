@@ -45,7 +45,8 @@ class Site:
     load_base: Load
 
 
-Measured = Mapping[str, Sequence[float]]  # small, and plain enough for merge.json
+# Small, and plain enough for merge.json. Empty if nothing was read.
+Measured = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True)

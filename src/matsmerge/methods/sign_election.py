@@ -14,10 +14,12 @@ def merge_agreeing(deltas: Tensor, weights: Sequence[float], *, normalize: bool)
     2023 (arXiv:2306.01708), section 3.2, with each task vector weighted by w_m.
     """
     w = deltas.new_tensor(weights)
-    d = deltas.mul_(w[:, None])
-    sign = torch.copysign(w.new_ones(()), d.sum(dim=0))
-    agreeing = d.mul_(sign).relu_()
-    merged = agreeing.sum(dim=0).mul_(sign)
+    if min(weights) < 0:
+        deltas.mul_(torch.sign(w)[:, None])
+    # From here on a row of `deltas` stands for d_m / |w_m|, which has the sign of d_m.
+    sign = torch.copysign(w.new_ones(()), w.abs() @ deltas)
+    agreeing = deltas.mul_(sign).relu_()
+    merged = (w.abs() @ agreeing).mul_(sign)
     if normalize:
         weight = w @ agreeing.gt_(0)
         # Where nothing agreed the sum is zero, whatever it is divided by. Raising that divisor to

@@ -58,14 +58,17 @@ class Ties(Method):
         return "model" if self.trim == "global" else "parameter"
 
     def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
-        thresholds = yield from _thresholds([task.density for task in tasks], num_elements)
-        return {"thresholds": thresholds}
+        densities = [task.density for task in tasks]
+        if min(densities) == 1:
+            return {}
+        return {"thresholds": (yield from _thresholds(densities, num_elements))}
 
     def merge(self, site: Site, measured: Measured) -> Tensor:
         base = site.load_base()
         deltas = stack_deltas(site, base)
-        for delta, threshold in zip(deltas, measured["thresholds"], strict=True):
-            _trim_(delta, threshold)
+        if measured:
+            for delta, threshold in zip(deltas, measured["thresholds"], strict=True):
+                _trim_(delta, threshold)
         weights = [task.weight for task in site.tasks]
         merged = merge_agreeing(deltas, weights, normalize=self.normalize)
         return base.add_(merged, alpha=self.scale)
@@ -84,9 +87,10 @@ def _thresholds(
     """The magnitude each model's task vector must reach to be kept."""
     ranks = [max(1, int(density * num_elements)) for density in densities]
     found: list[float | Bracket] = [0.0 if d == 1 else Bracket() for d in densities]
-    if num_elements > _SAMPLE_ABOVE and any(isinstance(f, Bracket) for f in found):
+    if num_elements > _SAMPLE_ABOVE:
         # More blocks take longer to sample, fewer leave more to collect and sort.
-        spacing = num_elements // max(16, math.isqrt(num_elements) // 64)
+        num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (16 * _SAMPLE_BLOCK))
+        spacing = num_elements // max(16, num_blocks)
         sample = yield Pass(_magnitudes, spacing=spacing, block_elements=_SAMPLE_BLOCK)
         found = [
             bracket_quantile(blocks, density) if isinstance(f, Bracket) else f

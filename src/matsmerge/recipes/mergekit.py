@@ -50,7 +50,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 def from_mergekit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Our recipe, as plain data, for a mergekit configuration; with notes on the translation."""
     kind = data["merge_method"]
-    if kind not in _METHODS:
+    if not isinstance(kind, str) or kind not in _METHODS:
         raise RecipeError(
             f"mergekit's merge_method '{kind}' is not supported{closest(str(kind), _METHODS)}"
         )
@@ -120,6 +120,13 @@ class _Translation:
                     f"mergekit's parameter '{key}' of model {paths[i]} is not supported for "
                     f"{self.kind}{closest(key, _PER_MODEL[self.kind])}"
                 )
+            if "weight" in _PER_MODEL[self.kind] and not any(
+                _always_applies(source.get("weight")) for source in (parameters, shared)
+            ):
+                self.problems.append(
+                    f"mergekit needs a 'weight' for every parameter of model {paths[i]}; add one "
+                    "without a filter"
+                )
             for key in _PER_MODEL[self.kind]:
                 put = self._model_setter(models[i], name, key)
                 # The shared setting holds only where the model's own has no answer.
@@ -173,8 +180,8 @@ class _Translation:
         return put
 
     def _slerp(self, setting: Any, models: list[dict[str, Any]], start: int) -> None:
-        if setting is None:
-            self.problems.append("mergekit's slerp needs the parameter 't'")
+        if not _always_applies(setting):
+            self.problems.append("mergekit's slerp needs the parameter 't' for every parameter")
             return
         first, second = models[start], models[1 - start] if len(models) == 2 else models[start]
 

@@ -20,6 +20,10 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     result: dict[Any, Any] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str):
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {key!r} is not a name", key_node.start_mark
+            )
         if key in result:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key '{key}' is given twice", key_node.start_mark
@@ -37,7 +41,7 @@ def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
         data = yaml.load(path.read_text(), Loader=_StrictLoader)
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise RecipeError(f"{path}: not valid YAML ({error})") from error
     if not isinstance(data, Mapping):
         raise RecipeError(f"{path}: expected a mapping with 'models' and 'method'")

@@ -18,12 +18,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from matsmerge.checkpoints.opening import local_path
 from matsmerge.errors import RecipeError
 from matsmerge.methods import METHODS
 from matsmerge.methods.method import Method
 
 # A number, or numbers spread evenly over the depth of the network.
-Depthwise = float | Annotated[list[float], Field(min_length=1)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Depthwise = Number | Annotated[list[Number], Field(min_length=1)]
 DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
 
 
@@ -58,7 +60,11 @@ class MethodSpec(_Strict):
 
     def at_depth(self, depth: float) -> Method:
         """The method with the values its parameters have at a depth between 0 and 1."""
-        return self.method_class(**{k: at_depth(v, depth) for k, v in self.parameters.items()})
+        values = {
+            key: at_depth([float(v) for v in value], depth) if _is_list(value) else value
+            for key, value in self.parameters.items()
+        }
+        return self.method_class(**values)
 
     @model_validator(mode="before")
     @classmethod
@@ -76,6 +82,10 @@ class MethodSpec(_Strict):
         problems = []
         for key in self.parameters.keys() - self.method_class.model_fields.keys():
             problems.append(f"unknown parameter '{key}'{_parameter_hint(self.name, key)}")
+        for key, value in self.parameters.items():
+            field = self.method_class.model_fields.get(key)
+            if isinstance(value, list) and field is not None and field.annotation is not float:
+                problems.append(f"{key}: only a number may be a list over depth, found {value!r}")
         if not problems:
             # A list is right if the method accepts each of its values.
             num_values = max([1, *(len(v) for v in self.parameters.values() if _is_list(v))])
@@ -158,6 +168,12 @@ class Override(_Strict):
     @classmethod
     def _from_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> "Override":
+        if not self.method and not self.models:
+            raise PydanticCustomError("recipe", "changes nothing; give it a method or models")
+        return self
 
 
 class Recipe(_Strict):
@@ -249,10 +265,13 @@ class Recipe(_Strict):
         taken = spec.parameters.get("model")
         if taken is not None and taken not in (*names, "base"):
             yield f"method {spec.name}: there is no model '{taken}'{closest(str(taken), names)}"
-        if "density" not in cls.model_fields:
+        if "density" not in cls.model_fields and spec is self.method:
             for entry in self.models:
-                if entry.density is not None and spec is self.method:
+                if entry.density is not None:
                     yield f"method {spec.name} has no density, but the model {entry.name} sets one"
+            for override in self.overrides:
+                if not override.method and any(m.density for m in override.models.values()):
+                    yield f"method {spec.name} has no density, the override {override.match} does"
 
 
 def closest(name: str, known: Iterable[Any]) -> str:
@@ -275,8 +294,11 @@ def short_names(paths: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
 
 
 def _place(source: str) -> str:
-    path = Path(source).expanduser()
-    return str(path.resolve()) if path.exists() else source
+    path = local_path(source)
+    try:
+        return str(path.resolve()) if path.exists() else source
+    except OSError:  # opening it will say what is wrong
+        return source
 
 
 def describe(error: ValidationError) -> list[str]:

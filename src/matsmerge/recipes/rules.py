@@ -56,7 +56,13 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
     densities: dict[Any, Any] = {entry.name: entry.density for entry in recipe.models}
     for override in (recipe.overrides[i] for i in applying):
         if override.method is not None:
-            current = current.model_copy(update={"method": current.overridden(override)})
+            try:
+                spec = current.overridden(override)
+            except ValidationError as error:
+                raise RecipeError(
+                    [f"{name}: override {override.match}: {p}" for p in describe(error)]
+                ) from error
+            current = current.model_copy(update={"method": spec})
         for model, change in override.models.items():
             if change.weight is not None:
                 weights[model] = change.weight

@@ -1,0 +1,47 @@
+"""What the README says is true: its code runs, its recipe is one, its tree is the tree."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from matsmerge.methods import METHODS
+from matsmerge.recipes.recipe import make_recipe
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python(code: str) -> None:
+    exec(compile(code, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("text", blocks("yaml"))
+def test_recipes(text: str) -> None:
+    make_recipe(yaml.safe_load(text))
+
+
+def test_there_is_something_to_run() -> None:
+    assert blocks("python")
+    assert blocks("yaml")
+
+
+def test_methods_are_listed() -> None:
+    table = [line for line in README.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table))) == set(
+        METHODS
+    )
+
+
+def test_every_module_is_in_the_tree() -> None:
+    tree = README[README.index("## The tree") :]
+    modules = {p.name for p in (ROOT / "src").rglob("*.py")} - {"__init__.py", "version.py"}
+    assert {name for name in modules if name not in tree} == set()
+    named = set(re.findall(r"\b(\w+\.py)\b", tree)) - {"__init__.py"}
+    assert named - modules == set()
