@@ -183,8 +183,13 @@ class OutputFolder:
         shutil.rmtree(replaced, ignore_errors=True)
         if self.target.exists():
             self.target.rename(replaced)
-        (self.path / _JOURNAL).unlink()
-        self.path.rename(self.target)
+        try:
+            self.path.rename(self.target)
+        except OSError:
+            if replaced.exists():
+                replaced.rename(self.target)
+            raise
+        (self.target / _JOURNAL).unlink()
         _sync_path(self.target.parent)
         self._close()  # holding the lock until here keeps others from emptying the folder
         shutil.rmtree(replaced, ignore_errors=True)

@@ -1,10 +1,9 @@
 """Weighted averaging of parameters."""
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.method import Measured, Method, Site, total_weight
+from matsmerge.methods.method import Measured, Method, Site, scratch, total_weight
 
 
 class Average(Method):
@@ -22,7 +21,7 @@ class Average(Method):
     def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
         first, *others = site.tasks
         result = first.load().mul_(first.weight)
-        values = torch.empty_like(result)
+        values = scratch("values", result.shape, result.dtype)
         for task in others:
             result.add_(task.load(out=values), alpha=task.weight)
         return result.div_(total_weight(site.tasks)) if self.normalize else result

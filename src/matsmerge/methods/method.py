@@ -6,6 +6,7 @@ something of a whole parameter or a whole model first say so by `measured_over`,
 in `measure`.
 """
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,13 +96,31 @@ class Method(BaseModel, ABC):
         """The merged values at a site."""
 
 
+_scratch = threading.local()
+
+
+def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for one use within a site, which its thread uses again at the next site.
+
+    Allocating it anew for each of thousands of sites would scatter the little that is kept of
+    them over gigabytes.
+    """
+    if shape[-1] != BLOCK_ELEMENTS:
+        return torch.empty(shape, dtype=dtype)
+    kept: dict[str, Tensor] = _scratch.__dict__
+    found = kept.get(use)
+    if found is None or found.shape != shape or found.dtype != dtype:
+        found = kept[use] = torch.empty(shape, dtype=dtype)
+    return found
+
+
 def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) -> Tensor:
     """c_0 theta_base + sum_m c_m theta_m.
 
     Task vectors added to the base, written this way, give back a single model exactly.
     """
     result = site.load_base().mul_(base_coefficient)
-    values = torch.empty_like(result)
+    values = scratch("values", result.shape, result.dtype)
     for task, coefficient in zip(site.tasks, coefficients, strict=True):
         result.add_(task.load(out=values), alpha=coefficient)
     return result
@@ -112,14 +131,14 @@ def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
 
     They share their memory: a task vector is gone when the next one is asked for.
     """
-    delta = torch.empty_like(base)
+    delta = scratch("delta", base.shape, base.dtype)
     for task in site.tasks:
         yield task, task.load(out=delta).sub_(base)
 
 
 def stack_deltas(site: Site, base: Tensor) -> Tensor:
-    """All task vectors at a site, (models, elements)."""
-    deltas = base.new_empty(len(site.tasks), len(base))
+    """All task vectors at a site, (models, elements); the next site will use their memory."""
+    deltas = scratch("deltas", (len(site.tasks), len(base)), base.dtype)
     for row, task in zip(deltas, site.tasks, strict=True):
         task.load(out=row).sub_(base)
     return deltas

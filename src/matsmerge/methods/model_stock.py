@@ -57,5 +57,5 @@ class ModelStock(Method):
 
 
 def _inner_products(site: Site) -> NDArray[np.float64]:
-    deltas = stack_deltas(site, site.load_base()).double()
-    return (deltas @ deltas.T).numpy()
+    deltas = stack_deltas(site, site.load_base())
+    return (deltas @ deltas.T).double().numpy()

@@ -89,7 +89,7 @@ def _thresholds(
     found: list[float | Bracket] = [0.0 if d == 1 else Bracket() for d in densities]
     if num_elements > _SAMPLE_ABOVE:
         # More blocks take longer to sample, fewer leave more to collect and sort.
-        num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (16 * _SAMPLE_BLOCK))
+        num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (32 * _SAMPLE_BLOCK))
         spacing = num_elements // max(16, num_blocks)
         sample = yield Pass(_magnitudes, spacing=spacing, block_elements=_SAMPLE_BLOCK)
         found = [
