@@ -72,7 +72,9 @@ def _show_difference(
     from matsmerge.checkpoints.summary import compare
 
     with display.progress_bars(quiet=quiet or as_json) as bars:
-        bars.stage("comparing", sum(spec.num_bytes for spec in first.specs.values()))
+        shared = [n for n in first.specs if n in second.specs]
+        same = [n for n in shared if first.specs[n].shape == second.specs[n].shape]
+        bars.stage("comparing", sum(first.specs[n].num_bytes for n in same))
         found = compare(first, second, bars.advance)
     if as_json:
         changed = {n: d if math.isfinite(d) else None for n, d in found.changed.items()}
@@ -90,7 +92,7 @@ def _show_difference(
                 display.stdout.print(f"  {name}", markup=False)
             if len(names) > _MAX_LISTED:
                 display.stdout.print(f"  and {len(names) - _MAX_LISTED} more")
-    rows = [(name, f"{distance:.3%}") for name, distance in list(found.changed.items())]
+    rows = [(name, f"{distance:.3%}") for name, distance in found.changed.items()]
     display.stdout.print(f"{found.num_equal} tensors equal, {len(rows)} changed")
     if rows:
         title = "most changed, relative to the first"
