@@ -151,6 +151,8 @@ def test_heads_and_notes(
         ),
         (["merge", "--model", "M1", "--dtype", "int3", "-o", "OUT"], "dtype: input should be"),
         (["merge", "--model", "M1", "--max-memory", "lots", "-o", "OUT"], "not a size"),
+        (["merge", "--model", "M1", "--shard-size", "0", "-o", "OUT"], "'0' is not a size"),
+        (["merge", "M1", "-o", "OUT"], "is a folder, not a recipe"),
         (["merge", "--model", "M1", "--max-memory", "1kB", "-o", "OUT"], "allow more"),
         (["merge", "--model", "M1", "--workers", "0", "-o", "OUT"], "--workers"),
         (["merge", "--model", "M1", "--heads", "nope", "-o", "OUT"], "matches no parameter"),

@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from matsmerge.checkpoints.hub import COMPANION_PATTERNS
 from matsmerge.checkpoints.opening import contained
 from matsmerge.errors import CheckpointError
 
-_PATTERNS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
 _EXCLUDED = (
     "*.index.json",
     "merge.json",
@@ -29,7 +29,7 @@ def companion_files(folder: Path | None) -> tuple[Path, ...]:
     found = tuple(
         contained(folder, name)
         for name in names
-        if any(fnmatchcase(name, p) for p in _PATTERNS)
+        if any(fnmatchcase(name, p) for p in COMPANION_PATTERNS)
         and not any(fnmatchcase(name, p) for p in _EXCLUDED)
     )
     for path in found:

@@ -5,7 +5,8 @@ from pathlib import Path
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import CheckpointError
 
-_ALWAYS = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py"]
+# What belongs to a model besides its weights.
+COMPANION_PATTERNS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
 
 
 def download(name: str, revision: str | None) -> Path:
@@ -18,11 +19,15 @@ def download(name: str, revision: str | None) -> Path:
 
     try:
         folder = Path(
-            snapshot_download(name, revision=revision, allow_patterns=[*_ALWAYS, "*.safetensors"])
+            snapshot_download(
+                name, revision=revision, allow_patterns=[*COMPANION_PATTERNS, "*.safetensors"]
+            )
         )
         if not any(folder.glob("*.safetensors")):
             folder = Path(
-                snapshot_download(name, revision=revision, allow_patterns=[*_ALWAYS, "*.bin"])
+                snapshot_download(
+                    name, revision=revision, allow_patterns=[*COMPANION_PATTERNS, "*.bin"]
+                )
             )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         at = f" at revision {revision}" if revision else ""

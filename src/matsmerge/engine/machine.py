@@ -27,9 +27,10 @@ def parse_bytes(text: str) -> int:
     """`1.5GB`, `800 MiB` or `1000000` as a number of bytes."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]i?)?b?\s*", text.lower())
     try:
-        if match is None:
+        num_bytes = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
+        if num_bytes < 1:
             raise ValueError
-        return int(float(match[1]) * _UNITS[match[2] or ""])
+        return num_bytes
     except (ValueError, KeyError):
         raise RecipeError(f"'{text}' is not a size; write it as 500MB, 4GB or 2GiB") from None
 

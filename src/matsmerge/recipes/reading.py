@@ -37,6 +37,8 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _m
 
 def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
     """Read a recipe file, ours or mergekit's; with notes on what a translation decided."""
+    if path.is_dir():
+        raise RecipeError(f"{path}: is a folder, not a recipe; models are given with --model")
     try:
         data = yaml.load(path.read_text(), Loader=_StrictLoader)
     except OSError as error:

@@ -101,7 +101,7 @@ class MethodSpec(_Strict):
             raise PydanticCustomError(
                 "method_parameters",
                 "{problems}",
-                {"problems": "; ".join(f"method {self.name}: {p}" for p in sorted(problems))},
+                {"problems": "; ".join(f"{self.name}: {p}" for p in sorted(problems))},
             )
         return self
 
