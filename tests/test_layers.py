@@ -15,12 +15,14 @@ LAYERS = [
     "engine",
     "recipes",
     "methods",
+    "statistics",
+    "tasks",
     "linalg",
     "checkpoints",
     "errors",
     "version",
 ]
-SIDE_BY_SIDE = {("linalg", "checkpoints")}
+SIDE_BY_SIDE = {("linalg", "checkpoints"), ("tasks", "linalg")}
 
 
 def layer_of(module: str) -> str:

@@ -1,9 +1,11 @@
 """Everything that can go wrong because of what the user gave us.
 
 MatsError
-├── RecipeError        the recipe or the options do not say a merge that exists
+├── RecipeError        the recipe or the options do not say something that can be done
 ├── CheckpointError    a checkpoint is missing, damaged, or not safe to read
 ├── AlignmentError     the models do not fit together
+├── DataError          the data is missing, damaged, or does not fit the task or the model
+├── StatisticsError    statistics are damaged, or were measured on something else
 ├── NonFiniteError     NaN or Inf in an input or a result
 ├── OutputError        the output cannot be written where it was asked for
 └── ResourceError      the machine gave out in the middle; what was done is kept
@@ -36,6 +38,14 @@ class CheckpointError(MatsError):
 
 class AlignmentError(MatsError):
     """The models differ where they must agree."""
+
+
+class DataError(MatsError):
+    """The data cannot be used for the task or with the model."""
+
+
+class StatisticsError(MatsError):
+    """Statistics cannot be read, or do not belong to what they are used with."""
 
 
 class NonFiniteError(MatsError):

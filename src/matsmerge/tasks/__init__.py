@@ -1,0 +1,1 @@
+"""What models are asked: data, how it is shown to a model, and how the answers are scored."""

@@ -1,0 +1,91 @@
+"""What text does a decoder continue with?"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from matsmerge.errors import DataError
+from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.prediction import IGNORED, Prediction
+from matsmerge.tasks.task import TaskOptions, on_device_of
+from matsmerge.tasks.text_encoding import TextEncoder, pad_ids
+from matsmerge.tasks.values import text_of
+
+
+class CausalLM(AnswerTask):
+    """Columns `input` and `target`, of which the target is predicted; or `text`, all predicted.
+
+    Input and target are tokenized apart and joined as they are; a space between them is part of
+    one of them.
+    """
+
+    kind = "causal_lm"
+    required = ()
+    optional = ("input", "target", "text")
+    prompt = "input"
+
+    def __init__(self, encoder: TextEncoder, options: TaskOptions) -> None:
+        self.encoder = encoder
+        self.options = options
+        if encoder.max_length < 2:
+            raise DataError(f"expected a max_length of at least 2, found {encoder.max_length}")
+
+    @classmethod
+    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "CausalLM":
+        return cls(TextEncoder.for_model(model, folder, options.max_length), options)
+
+    def missing_columns(self, found: set[str]) -> list[str]:
+        if "text" in found or {"input", "target"} <= found:
+            return []
+        return [name for name in ("input", "target") if name not in found] if found else ["text"]
+
+    def prompt_column(self, found: set[str]) -> str | None:
+        return "input" if "target" in found else "text"
+
+    def encode(self, row: Mapping[str, Any], number: int) -> EncodedAnswer:
+        if "text" not in row or {"input", "target"} <= row.keys():
+            return self.encode_answer(number, text_of(row, "input"), text_of(row, "target"))
+        ids = self.encoder.encode(number, text_of(row, "text"))["input_ids"]
+        if len(ids) < 2:
+            raise DataError(f"'text': expected at least two tokens, found {len(ids)}")
+        return EncodedAnswer(number, len(ids), ids, [IGNORED, *ids[1:]])
+
+    def encode_answer(self, number: int, text: str, answer: str) -> EncodedAnswer:
+        tokenizer = self.encoder.tokenizer
+        eos = tokenizer.eos_token_id
+        prompt = self.encoder.ids(text)
+        if eos is not None and prompt[-1:] == [eos] and not text.endswith(tokenizer.eos_token):
+            prompt = prompt[:-1]  # the text goes on
+        if not prompt:
+            start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else eos
+            if start is None:
+                raise DataError("the input has no tokens, and the tokenizer none to begin with")
+            prompt = [start]
+        answer_ids = self.encoder.ids(answer, special=False)
+        answer_ids += [] if eos is None else [eos]
+        if not answer_ids:
+            raise DataError("the answer has no tokens")
+        limit = self.encoder.max_length
+        if len(prompt) + len(answer_ids) > limit:
+            self.encoder.truncated.add(number)
+            answer_ids = answer_ids[: limit - 1]
+            # The end of a prompt, where the question is, says most about the answer.
+            prompt = prompt[-(limit - len(answer_ids)) :]
+        ids = prompt + answer_ids
+        return EncodedAnswer(number, len(ids), ids, [IGNORED] * len(prompt) + answer_ids)
+
+    def collate(self, examples: Sequence[EncodedAnswer]) -> Batch:
+        inputs = self.encoder.pad([{"input_ids": example.ids} for example in examples])
+        return Batch(
+            inputs,
+            [example.number for example in examples],
+            pad_ids([example.labels for example in examples], IGNORED)[:, 1:],
+            [inputs["attention_mask"].bool()],
+        )
+
+    def predict(self, model: nn.Module, batch: Batch) -> Prediction:
+        logits: Tensor = model(**batch.inputs).logits[:, :-1]
+        return Prediction(logits, on_device_of(logits, batch.targets))

@@ -1,0 +1,107 @@
+"""Rows through the datasets library and its pyarrow: Parquet, saved folders, the hub."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.errors import DataError
+from matsmerge.tasks.optional_import import import_optional
+from matsmerge.tasks.problems import closest
+
+Row = Mapping[str, Any]
+
+
+class LazyRows(Sequence[Row]):
+    """Rows of an Arrow table or a dataset, read when they are asked for."""
+
+    def __init__(self, table: Any, *, is_arrow: bool) -> None:
+        self._table = table
+        self._is_arrow = is_arrow
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Row]: ...
+    def __getitem__(self, index: int | slice) -> Row | list[Row]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        row: Row = (
+            self._table.slice(index, 1).to_pylist()[0] if self._is_arrow else self._table[index]
+        )
+        return row
+
+
+def read_parquet(path: Path) -> tuple[list[str], LazyRows]:
+    """Columns and rows of a Parquet file."""
+    parquet = import_optional("pyarrow.parquet")
+    try:
+        table = parquet.read_table(path, partitioning=None)
+    except Exception as error:  # pyarrow raises many types for damaged files
+        raise DataError(f"{path}: not a readable Parquet file ({first_line(error)})") from error
+    return list(table.column_names), LazyRows(table, is_arrow=True)
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Was the folder written by `save_to_disk`?"""
+    return (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file()
+
+
+def load_saved_dataset(folder: Path, split: str | None) -> tuple[list[str], LazyRows]:
+    """Columns and rows of a folder written by `save_to_disk`."""
+    datasets = import_optional("datasets")
+    try:
+        loaded = datasets.load_from_disk(str(folder))
+    except Exception as error:  # as above
+        raise DataError(f"{folder}: the dataset cannot be read ({first_line(error)})") from error
+    return _rows(str(folder), loaded, split)
+
+
+def load_hub_dataset(
+    name: str, config: str | None, revision: str | None, split: str | None
+) -> tuple[list[str], LazyRows]:
+    """Columns and rows of a dataset on the hub; those that come as code are refused."""
+    datasets = import_optional("datasets")
+    options: dict[str, Any] = {"revision": revision} if revision else {}
+    if "trust_remote_code" in inspect.signature(datasets.load_dataset).parameters:
+        options["trust_remote_code"] = False  # newer versions cannot run code at all
+    try:
+        loaded = datasets.load_dataset(name, config, **options)
+    except Exception as error:  # network, spelling, permissions, damage: each its own type
+        raise DataError(
+            f"{name}: no such local path, and the hub did not provide the dataset "
+            f"({first_line(error)}); check the spelling, the network, a configuration as in "
+            "'owner/name:config', and `hf auth login` for a private dataset"
+        ) from error
+    return _rows(name, loaded, split)
+
+
+def hub_cache() -> Path:
+    """Where what was downloaded lies; images that are not in the rows themselves are in it."""
+    return Path(import_optional("datasets").config.HF_CACHE_HOME)
+
+
+def _rows(name: str, loaded: Any, split: str | None) -> tuple[list[str], LazyRows]:
+    if isinstance(loaded, Mapping):
+        names = list(loaded)
+        if split is None and len(names) == 1:
+            split = names[0]
+        if split is None:
+            raise DataError(f"{name}: has the splits {', '.join(names)}; choose one with --split")
+        if split not in names:
+            raise DataError(f"{name}: has no split '{split}'{closest(split, names)}")
+        loaded = loaded[split]
+    elif split is not None and str(loaded.split) != split:
+        raise DataError(f"{name}: is a single dataset, which has no split '{split}'")
+    image = import_optional("datasets").Image
+    for column, feature in loaded.features.items():
+        if isinstance(feature, image):  # decoded later, one batch at a time
+            loaded = loaded.cast_column(column, image(decode=False))
+    return list(loaded.column_names), LazyRows(loaded, is_arrow=False)

@@ -1,0 +1,156 @@
+"""Which class is this image?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.errors import DataError
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.image_files import check_image, image_source, open_image
+from matsmerge.tasks.labels import Labels
+from matsmerge.tasks.optional_import import import_optional
+from matsmerge.tasks.task import Encoded, Task, TaskOptions
+from matsmerge.tasks.values import value_of
+
+Processor = Callable[[list[Any]], Tensor]  # images to (images, channels, height, width)
+
+_DEFAULT_SIZE = 224
+
+
+@dataclass(frozen=True)
+class EncodedImage(Encoded):
+    """Where an image comes from, and its class; it is decoded when it is needed."""
+
+    source: Any
+    label: int | None
+
+
+class ImageClassification(Task[EncodedImage]):
+    """Columns `image` and `label`, a class's number or name.
+
+    An image is a path relative to the data's folder, an image of PIL, the bytes of a file, the
+    `{"bytes", "path"}` of the datasets library, or an array (height, width) or with channels.
+    """
+
+    kind = "image_classification"
+    required = ("image", "label")
+    targets = "label"
+    images = ("image",)
+    files = ("preprocessor_config.json", "processor_config.json")
+
+    def __init__(
+        self,
+        processor: Processor,
+        labels: Labels,
+        options: TaskOptions,
+        *,
+        num_channels: int = 3,
+        length: int = 1,
+        dtype: torch.dtype = torch.float32,
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.labels = labels
+        self.options = options
+        self._processor = processor
+        self._mode = "L" if num_channels == 1 else "RGB"
+        self._length = length
+        self._dtype = dtype
+        self._notes = list(notes)
+
+    @classmethod
+    def for_model(
+        cls, model: nn.Module, folder: Path, options: TaskOptions
+    ) -> "ImageClassification":
+        whole: Any = model.config
+        config = getattr(whole, "vision_config", whole)  # where a model sees more than images
+        notes = []
+        if any((folder / name).is_file() for name in cls.files):
+            processor = _stored_processor(folder)
+        else:
+            height, width = _image_size(config)
+            processor = _plain_processor(height, width)
+            notes.append(
+                f"{folder}: has no preprocessor_config.json; images are resized to {height} x "
+                f"{width}, scaled to [0, 1] and normalised with mean 0.5 and deviation 0.5"
+            )
+        return cls(
+            processor,
+            Labels.of_model(model, options.labels),
+            options,
+            num_channels=int(getattr(config, "num_channels", 3)),
+            length=_num_patches(config),
+            dtype=next(model.parameters()).dtype,
+            notes=notes,
+        )
+
+    @property
+    def notes(self) -> list[str]:
+        return list(self._notes)
+
+    def encode(self, row: Mapping[str, Any], number: int) -> EncodedImage:
+        source = image_source(value_of(row, "image"), None)
+        check_image(source)
+        label = self.labels.number(value_of(row, "label")) if self.options.need_targets else None
+        return EncodedImage(number, self._length, source, label)
+
+    def collate(self, examples: Sequence[EncodedImage]) -> Batch:
+        images = []
+        for example in examples:
+            try:
+                images.append(open_image(example.source, self._mode))
+            except DataError as error:
+                raise DataError(f"row {example.number + 1}: {error}") from error
+        labels = [example.label for example in examples]
+        return Batch(
+            {"pixel_values": self._processor(images).to(self._dtype)},
+            [example.number for example in examples],
+            None if None in labels else torch.tensor(labels),
+        )
+
+
+def _stored_processor(folder: Path) -> Processor:
+    transformers = import_optional("transformers")
+    try:
+        stored = transformers.AutoImageProcessor.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # damaged files, unknown classes, missing packages
+        raise DataError(
+            f"{folder}: the image processor cannot be read ({first_line(error)})"
+        ) from error
+
+    def process(images: list[Any]) -> Tensor:
+        pixels: Tensor = stored(images=images, return_tensors="pt")["pixel_values"]
+        return pixels
+
+    return process
+
+
+def _plain_processor(height: int, width: int) -> Processor:
+    bilinear = import_optional("PIL.Image").Resampling.BILINEAR
+
+    def process(images: list[Any]) -> Tensor:
+        arrays = [np.asarray(image.resize((width, height), bilinear)) for image in images]
+        pixels = torch.from_numpy(np.stack(arrays)).float() / 255  # (images, h, w) or with channels
+        pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
+        return (pixels - 0.5) / 0.5
+
+    return process
+
+
+def _image_size(config: Any) -> tuple[int, int]:
+    size = getattr(config, "image_size", None) or _DEFAULT_SIZE
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _num_patches(config: Any) -> int:
+    """Tokens of an image, in models that cut it into patches."""
+    patch = getattr(config, "patch_size", None)
+    height, width = _image_size(config)
+    return (height // patch) * (width // patch) + 1 if isinstance(patch, int) and patch else 1

@@ -1,0 +1,247 @@
+"""From a folder or hub id to a model that is ready for its task."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.companions import companion_files
+from matsmerge.checkpoints.opening import local_path, open_checkpoint
+from matsmerge.errors import DataError
+from matsmerge.tasks.adapters import (
+    is_adapter,
+    match_adapter_names,
+    peft_saved,
+    put_adapter_on,
+    read_adapter_settings,
+)
+from matsmerge.tasks.architectures import (
+    choose_kind,
+    kind_of_adapter,
+    kind_of_model,
+    model_class,
+    num_classes_of_head,
+    skeleton,
+)
+from matsmerge.tasks.heads import (
+    head_parameters,
+    is_plain_head,
+    load_encoder_with_head,
+    load_head,
+    rounding_notes,
+)
+from matsmerge.tasks.kinds import TASKS
+from matsmerge.tasks.parameter_names import match_names
+from matsmerge.tasks.pretrained import choose_dtype, load_pretrained, quiet, read_config
+from matsmerge.tasks.task import Task, TaskOptions, has_any
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in evaluation mode, its task, and where its parameters came from.
+
+    `names` maps names in `model.named_parameters()` to tensors of `checkpoint` and `head_names` to
+    tensors of the head's file; a parameter is in one of them or in neither. Of an adapter,
+    `checkpoint` is the adapter's and `base` that of the model it is on; only the adapter's
+    parameters take gradients.
+    """
+
+    model: nn.Module
+    task: Task[Any]
+    checkpoint: Checkpoint
+    names: Mapping[str, str]
+    head_names: Mapping[str, str] = field(default_factory=dict)
+    base: Checkpoint | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What was asked for."""
+
+    task: str | None
+    head: Checkpoint | None
+    tokenizer: Path | None
+    options: TaskOptions
+    dtype: str | None
+    device_map: str | Mapping[str, Any] | None
+
+
+def load_model(
+    source: str | Path,
+    *,
+    task: str | None = None,
+    head: str | Path | None = None,
+    tokenizer: str | Path | None = None,
+    options: TaskOptions | None = None,
+    dtype: str | None = None,
+    device: str | None = None,
+    device_map: str | Mapping[str, Any] | None = None,
+) -> LoadedModel:
+    """Load a model or a PEFT adapter on its base; code that comes with it is never run.
+
+    The task is what the model's architecture says, unless given. `head` is a file with the head's
+    parameters for a model stored without. The dtype is the one that holds what is stored, the
+    device a GPU if there is one, unless given.
+    """
+    if device is not None and device_map is not None:
+        raise DataError("give either a device or a device_map, not both")
+    checkpoint = open_checkpoint(source)
+    if checkpoint.folder is None:
+        raise DataError(f"{source}: expected a model's folder with its config.json, found a file")
+    companion_files(checkpoint.folder)  # refuses links out of the folder
+    request = _Request(
+        task,
+        None if head is None else open_checkpoint(head),
+        None if tokenizer is None else _folder(tokenizer),
+        options or TaskOptions(),
+        dtype,
+        device_map,
+    )
+    if is_adapter(checkpoint.folder):
+        loaded = _load_adapter(checkpoint, request)
+    else:
+        loaded = _load_full(checkpoint, request)
+        for parameter in loaded.model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+    loaded.model.eval()
+    if device_map is None:
+        loaded.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return loaded
+
+
+def _load_full(checkpoint: Checkpoint, request: _Request) -> LoadedModel:
+    assert checkpoint.folder is not None
+    config = read_config(checkpoint.folder)
+    if request.head is not None and is_plain_head(request.head):
+        return _load_with_plain_head(checkpoint, request.head, config, request)
+    kind = choose_kind(checkpoint.label, request.task, kind_of_model(config), config)
+    auto_class = model_class(checkpoint.label, kind, config)
+    model, head_names, notes = _load_auto(auto_class, checkpoint, config, request, {})
+    task = _make_task(kind, model, [checkpoint.folder], request)
+    names = match_names(model, checkpoint)
+    return _loaded(model, task, checkpoint, names, head_names, notes)
+
+
+def _load_auto(
+    auto_class: Any,
+    checkpoint: Checkpoint,
+    config: Any,
+    request: _Request,
+    of_adapter: Mapping[str, TensorSpec],
+) -> tuple[nn.Module, dict[str, str], list[str]]:
+    """A model of transformers, its head from a file or, later, from the adapter."""
+    head = request.head
+    given = dict(of_adapter) | (peft_saved(head.specs) if head is not None else {})
+    supplied: set[str] = set()
+    head_names: dict[str, str] = {}
+    if given:
+        with quiet():
+            num_classes = num_classes_of_head(auto_class, config, given)
+            if num_classes is not None and num_classes != config.num_labels:
+                config.num_labels = num_classes
+            empty = skeleton(auto_class, config)
+        if head is not None:
+            head_names = head_parameters(empty, head)
+        supplied = set(head_names) | {n for n, _ in empty.named_parameters() if n in of_adapter}
+    dtype = choose_dtype(request.dtype, checkpoint)
+    model, notes = load_pretrained(
+        auto_class,
+        checkpoint,
+        config,
+        dtype,
+        request.device_map,
+        supplied=supplied,
+        partly_used=bool(given),
+    )
+    if head is not None:
+        load_head(model, head, head_names)
+        notes = notes + rounding_notes(head, dtype)
+    _forget_cache(model)
+    return model, head_names, notes
+
+
+def _load_with_plain_head(
+    checkpoint: Checkpoint, head: Checkpoint, config: Any, request: _Request
+) -> LoadedModel:
+    assert checkpoint.folder is not None
+    dtype = choose_dtype(request.dtype, checkpoint)
+    model, notes = load_encoder_with_head(checkpoint, head, config, dtype, request.device_map)
+    encoder: Any = model.encoder
+    sees_images = encoder.main_input_name == "pixel_values"
+    inferred = "image_classification" if sees_images else "sequence_classification"
+    kind = choose_kind(checkpoint.label, request.task, inferred, config)
+    task = _make_task(kind, encoder, [checkpoint.folder], request)
+    names = {f"encoder.{n}": stored for n, stored in match_names(encoder, checkpoint).items()}
+    if model.logit_scale is not None:
+        names["logit_scale"] = "logit_scale"
+    head_names = {f"head.{stored}": stored for stored in head.specs}
+    return _loaded(model, task, checkpoint, names, head_names, notes)
+
+
+def _load_adapter(checkpoint: Checkpoint, request: _Request) -> LoadedModel:
+    assert checkpoint.folder is not None
+    settings = read_adapter_settings(checkpoint.folder)
+    base = settings.base
+    assert base.folder is not None
+    companion_files(base.folder)
+    config = read_config(base.folder)
+    inferred = kind_of_adapter(settings.task_type) or kind_of_model(config)
+    kind = choose_kind(checkpoint.label, request.task, inferred, config)
+    auto_class = model_class(base.label, kind, config)
+    model, head_names, notes = _load_auto(
+        auto_class, base, config, request, peft_saved(checkpoint.specs)
+    )
+    task = _make_task(kind, model, [checkpoint.folder, base.folder], request)
+    apart = {name: model.get_parameter(name).detach() for name in head_names}
+    adapted = put_adapter_on(model, checkpoint, apart)
+    names, of_head = match_adapter_names(adapted, checkpoint, head_names)
+    return LoadedModel(adapted, task, checkpoint, names, of_head, base, notes)
+
+
+def _loaded(
+    model: nn.Module,
+    task: Task[Any],
+    checkpoint: Checkpoint,
+    names: Mapping[str, str],
+    head_names: Mapping[str, str],
+    notes: list[str],
+) -> LoadedModel:
+    own = {name: stored for name, stored in names.items() if name not in head_names}
+    unknown = [n for n, _ in model.named_parameters() if n not in own and n not in head_names]
+    if unknown:
+        notes = [
+            *notes,
+            f"{checkpoint.label}: no tensor of its own was found for {len(unknown)} parameters, "
+            f"such as '{unknown[0]}'",
+        ]
+    return LoadedModel(model, task, checkpoint, own, head_names, None, notes)
+
+
+def _make_task(kind: str, model: nn.Module, folders: list[Path], request: _Request) -> Task[Any]:
+    """The task, with the tokenizer or image processor of the first folder that has one."""
+    if request.tokenizer is not None:
+        folder = request.tokenizer
+    else:
+        patterns = TASKS[kind].files
+        folder = next((f for f in folders if has_any(f, patterns)), folders[-1])
+    with quiet():
+        return TASKS[kind].for_model(model, folder, request.options)
+
+
+def _forget_cache(model: nn.Module) -> None:
+    """Keys and values are kept for generating text, which nothing here does."""
+    config: Any = model.config
+    if getattr(config, "use_cache", False):
+        config.use_cache = False
+
+
+def _folder(path: str | Path) -> Path:
+    folder = local_path(path)
+    if not folder.is_dir():
+        raise DataError(f"{path}: expected a folder with a tokenizer, found no such folder")
+    return folder

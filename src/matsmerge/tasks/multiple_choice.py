@@ -1,0 +1,113 @@
+"""Which of several answers is the most likely?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from matsmerge.errors import DataError
+from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.causal_lm import CausalLM
+from matsmerge.tasks.prediction import Prediction
+from matsmerge.tasks.problems import closest, describe
+from matsmerge.tasks.seq2seq import Seq2Seq
+from matsmerge.tasks.task import Encoded, Task, TaskOptions, on_device_of
+from matsmerge.tasks.text_encoding import TOKENIZER_FILES
+from matsmerge.tasks.values import text_of, texts_of, value_of
+
+
+@dataclass(frozen=True)
+class EncodedChoices(Encoded):
+    """An input with each of its answers, and which is right."""
+
+    answers: list[EncodedAnswer]
+    label: int | None
+
+
+class MultipleChoice(Task[EncodedChoices]):
+    """Columns `input`, `choices` (a list of texts) and `label`, a choice's number or its text.
+
+    The score of a choice is its log-probability as an answer to the input, summed over tokens
+    or, with `length_normalize`, averaged; the scores are the logits.
+    """
+
+    kind = "multiple_choice"
+    required = ("input", "choices", "label")
+    targets = "label"
+    prompt = "input"
+    files = TOKENIZER_FILES
+
+    def __init__(self, answers: AnswerTask, options: TaskOptions) -> None:
+        self.answers = answers
+        self.options = options
+
+    @classmethod
+    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "MultipleChoice":
+        config: Any = model.config
+        if getattr(config, "is_encoder_decoder", False):
+            return cls(Seq2Seq.for_model(model, folder, options), options)
+        return cls(CausalLM.for_model(model, folder, options), options)
+
+    @property
+    def notes(self) -> list[str]:
+        return self.answers.notes
+
+    def encode(self, row: Mapping[str, Any], number: int) -> EncodedChoices:
+        text, choices = text_of(row, "input"), texts_of(row, "choices")
+        if len(choices) < 2:
+            raise DataError(f"'choices': expected at least two, found {len(choices)}")
+        label = _label(value_of(row, "label"), choices) if self.options.need_targets else None
+        answers = [self.answers.encode_answer(number, text, choice) for choice in choices]
+        length = len(answers) * max(answer.length for answer in answers)
+        return EncodedChoices(number, length, answers, label)
+
+    def collate(self, examples: Sequence[EncodedChoices]) -> Batch:
+        inner = self.answers.collate([answer for example in examples for answer in example.answers])
+        assert inner.targets is not None
+        labels = [example.label for example in examples]
+        return Batch(
+            inner.inputs,
+            [example.number for example in examples],
+            None if None in labels else torch.tensor(labels),
+            inner.row_masks,
+            [0, *accumulate(len(example.answers) for example in examples)],
+            tokens=inner.targets,
+        )
+
+    def predict(self, model: nn.Module, batch: Batch) -> Prediction:
+        assert batch.starts is not None
+        said = self.answers.predict(model, replace(batch, targets=batch.tokens))
+        scores = -said.losses("mean" if self.options.length_normalize else "sum")  # (sequences,)
+        starts = torch.tensor(batch.starts, device=scores.device)
+        counts = starts.diff()
+        example = torch.arange(len(counts), device=scores.device).repeat_interleave(counts)
+        choice = torch.arange(len(scores), device=scores.device) - starts[example]
+        empty = scores.new_full((len(counts), int(counts.max())), float("-inf"))
+        logits = empty.index_put((example, choice), scores)
+        return Prediction(logits, on_device_of(logits, batch.targets))
+
+
+def _label(value: Any, choices: Sequence[str]) -> int:
+    """The number of the choice a label stands for."""
+    if isinstance(value, str):
+        if choices.count(value) == 1:
+            return choices.index(value)
+        if choices.count(value) > 1:
+            raise DataError(f"label '{value}' is several choices; give the number of one")
+        if not value.strip().removeprefix("-").isdecimal():
+            raise DataError(f"label '{value}' is none of the choices{closest(value, choices)}")
+        value = int(value)
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, int):
+        raise DataError(
+            f"expected a label from 0 to {len(choices) - 1} or a choice, found {describe(value)}"
+        )
+    if not 0 <= value < len(choices):
+        raise DataError(f"label {value} is out of range; there are {len(choices)} choices")
+    return int(value)

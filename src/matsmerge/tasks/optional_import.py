@@ -1,0 +1,18 @@
+"""Libraries that are needed for some things only."""
+
+import importlib
+from typing import Any
+
+from matsmerge.errors import DataError
+
+
+def import_optional(module: str) -> Any:
+    """A module of the `hf` extra, or an error that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = {"PIL": "pillow"}.get(module.partition(".")[0], module.partition(".")[0])
+        raise DataError(
+            f"this needs {package}, which cannot be imported ({error}); "
+            "install it with `pip install 'matsmerge[hf]'`"
+        ) from error

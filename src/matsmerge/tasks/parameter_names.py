@@ -1,0 +1,119 @@
+"""Which tensor of a checkpoint each parameter of a model was loaded from."""
+
+import importlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from matsmerge.checkpoints.checkpoint import Checkpoint
+
+# What transformers reads under either spelling.
+_OLD_SPELLINGS = ((".weight", ".gamma"), (".bias", ".beta"))
+
+Renaming = tuple[str, str]  # the beginning of a parameter's name, and what stands there instead
+
+
+@dataclass(frozen=True)
+class _Loading:
+    """What transformers does to a checkpoint's names and values when it loads them."""
+
+    renamed: Mapping[str, str] = field(default_factory=dict)  # parameter -> stored name
+    converted: frozenset[str] = frozenset()  # parameters computed from tensors, not equal to one
+
+
+def match_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
+    """Names in `model.named_parameters()` to names in `checkpoint.specs`, where there is one.
+
+    As transformers renames them; else the same name; else with or without the prefix of the
+    model's encoder (`bert.`); else with the change of prefix that fits most parameters. Tied
+    parameters have several names.
+    """
+    all_names = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        all_names[id(parameter)].append(name)
+    loading = _loading(model, checkpoint)
+    renamings = list(_renamings(model, checkpoint))
+    names = {}
+    for name, parameter in model.named_parameters():
+        tied = all_names[id(parameter)]
+        if loading.converted.intersection(tied):
+            continue
+        renamed = [loading.renamed[n] for n in tied if n in loading.renamed]
+        for other in (*renamed, *_candidates(tied, renamings)):
+            stored = checkpoint.aliases.get(other, other)
+            spec = checkpoint.specs.get(stored)
+            if spec is not None and spec.shape == tuple(parameter.shape):
+                names[name] = stored
+                break
+    return names
+
+
+def _loading(model: nn.Module, checkpoint: Checkpoint) -> _Loading:
+    """Ask transformers; versions before 5 have no such rules."""
+    try:
+        core = importlib.import_module("transformers.core_model_loading")
+        mapping = importlib.import_module("transformers.conversion_mapping")
+        rules = mapping.get_model_conversion_mapping(model)
+        renaming_class, converter_class = core.WeightRenaming, core.WeightConverter
+        rename, sort_key = core.rename_source_key, core.dot_natural_key
+    except (ImportError, AttributeError):
+        return _Loading()
+    renamings = [rule for rule in rules if isinstance(rule, renaming_class)]
+    converters = [rule for rule in rules if isinstance(rule, converter_class)]
+    prefix = getattr(model, "base_model_prefix", "")
+    state = model.state_dict()
+    renamed: dict[str, str] = {}
+    converted: set[str] = set()
+    # In the order of loading, on which some rules depend.
+    for stored in sorted((*checkpoint.specs, *checkpoint.aliases), key=sort_key):
+        name, pattern = rename(stored, renamings, converters, prefix, state)
+        if name not in state and stored in state:
+            name, pattern = rename(stored, [], [], prefix, state)
+        if pattern is None:
+            renamed[name] = stored
+        else:
+            converted.add(name)
+    return _Loading(renamed, frozenset(converted))
+
+
+def _candidates(names: list[str], renamings: list[Renaming]) -> Iterator[str]:
+    for ours, theirs in renamings:
+        for name in names:
+            if name.startswith(ours):
+                renamed = theirs + name[len(ours) :]
+                yield renamed
+                for new, old in _OLD_SPELLINGS:
+                    if renamed.endswith(new):
+                        yield renamed.removesuffix(new) + old
+
+
+def _renamings(model: nn.Module, checkpoint: Checkpoint) -> Iterator[Renaming]:
+    yield "", ""
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix:
+        yield f"{prefix}.", ""
+        yield "", f"{prefix}."
+    stored = {*checkpoint.specs, *checkpoint.aliases}
+    endings: dict[str, list[str]] = defaultdict(list)
+    for name in stored:
+        for ending in _endings(name):
+            endings[ending].append(name)
+    votes: Counter[Renaming] = Counter()
+    for name, parameter in model.named_parameters():
+        for longer in endings.get(name, []):
+            if checkpoint.spec(longer).shape == tuple(parameter.shape):
+                votes["", longer.removesuffix(name)] += 1
+        for shorter in _endings(name):
+            if shorter in stored and checkpoint.spec(shorter).shape == tuple(parameter.shape):
+                votes[name.removesuffix(shorter), ""] += 1
+    if votes:
+        yield min(votes, key=lambda renaming: (-votes[renaming], renaming))
+
+
+def _endings(name: str) -> Iterator[str]:
+    """`b.c` and `c` of `a.b.c`."""
+    while "." in name:
+        name = name.partition(".")[2]
+        yield name

@@ -1,0 +1,71 @@
+"""Which class is this text, or this pair of texts?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from matsmerge.errors import DataError
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.labels import Labels
+from matsmerge.tasks.task import Encoded, Task, TaskOptions
+from matsmerge.tasks.text_encoding import TOKENIZER_FILES, Ids, TextEncoder
+from matsmerge.tasks.values import text_of, value_of
+
+
+@dataclass(frozen=True)
+class EncodedText(Encoded):
+    """Token ids (and segments) of a text, and its class."""
+
+    features: Mapping[str, Ids]
+    label: int | None
+
+
+class SequenceClassification(Task[EncodedText]):
+    """Columns `text`, optionally `text_pair`, and `label`: a class's number or name."""
+
+    kind = "sequence_classification"
+    required = ("text", "label")
+    optional = ("text_pair",)
+    targets = "label"
+    prompt = "text"
+    files = TOKENIZER_FILES
+
+    def __init__(self, encoder: TextEncoder, labels: Labels, options: TaskOptions) -> None:
+        self.encoder = encoder
+        self.labels = labels
+        self.options = options
+
+    @classmethod
+    def for_model(
+        cls, model: nn.Module, folder: Path, options: TaskOptions
+    ) -> "SequenceClassification":
+        encoder = TextEncoder.for_model(model, folder, options.max_length)
+        return cls(encoder, Labels.of_model(model, options.labels), options)
+
+    @property
+    def notes(self) -> list[str]:
+        return self.encoder.notes
+
+    def encode(self, row: Mapping[str, Any], number: int) -> EncodedText:
+        text = text_of(row, "text")
+        pair = text_of(row, "text_pair") if "text_pair" in row else None
+        label = self.labels.number(value_of(row, "label")) if self.options.need_targets else None
+        features = self.encoder.encode(number, text, pair)
+        length = len(features["input_ids"])
+        if not length:
+            raise DataError("'text': has no tokens")
+        return EncodedText(number, length, features, label)
+
+    def collate(self, examples: Sequence[EncodedText]) -> Batch:
+        inputs = self.encoder.pad([example.features for example in examples])
+        labels = [example.label for example in examples]
+        return Batch(
+            inputs,
+            [example.number for example in examples],
+            None if None in labels else torch.tensor(labels),
+            [inputs["attention_mask"].bool()],
+        )

@@ -1,0 +1,172 @@
+"""What a task is: how a row becomes an example, and a model's output a prediction."""
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from torch import Tensor, nn
+
+from matsmerge.errors import DataError
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.data import Data
+from matsmerge.tasks.image_files import image_source
+from matsmerge.tasks.prediction import Prediction
+from matsmerge.tasks.problems import closest, shorten
+from matsmerge.tasks.template import Template
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """What may be said of a task beyond its kind."""
+
+    max_length: int | None = None  # in tokens; None: as many as the model takes, at most 512
+    labels: Sequence[str] | None = None  # names of the classes, in the order of their numbers
+    length_normalize: bool = False  # multiple choice: mean instead of sum of log-probabilities
+    need_targets: bool = True  # False: a column of labels is not looked at
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An example as the model will see it."""
+
+    number: int  # in its data, from 0
+    length: int  # tokens it takes up in a batch
+
+
+E = TypeVar("E", bound=Encoded)
+
+
+class Task(ABC, Generic[E]):
+    """One kind of task, for one model.
+
+    `required` and `optional` are the names of the columns; `targets` is the required column that
+    is left out where targets are not needed, and `prompt` the one that a template fills.
+    """
+
+    kind: ClassVar[str]
+    required: ClassVar[tuple[str, ...]]
+    optional: ClassVar[tuple[str, ...]] = ()
+    targets: ClassVar[str | None] = None
+    prompt: ClassVar[str | None] = None
+    images: ClassVar[tuple[str, ...]] = ()  # columns whose texts are paths of images
+    files: ClassVar[tuple[str, ...]]  # patterns, one of which `for_model` looks for
+
+    options: TaskOptions
+
+    @classmethod
+    @abstractmethod
+    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> Self:
+        """The task as this model does it; its tokenizer or image processor is in the folder."""
+
+    @abstractmethod
+    def encode(self, row: Mapping[str, Any], number: int) -> E:
+        """Check a row, whose columns have the task's names, and turn it into numbers.
+
+        What is wrong is said without naming the row.
+        """
+
+    @abstractmethod
+    def collate(self, examples: Sequence[E]) -> Batch:
+        """Examples as one batch, padded to the longest."""
+
+    def predict(self, model: nn.Module, batch: Batch) -> Prediction:
+        """Run the model."""
+        logits: Tensor = model(**batch.inputs).logits
+        return Prediction(logits, on_device_of(logits, batch.targets))
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of how examples are encoded, so far."""
+        return []
+
+    def missing_columns(self, found: set[str]) -> list[str]:
+        """Which columns of the task are needed but not among those found."""
+        unneeded = set() if self.options.need_targets else {self.targets}
+        return [name for name in self.required if name not in found | unneeded]
+
+    def prompt_column(self, found: set[str]) -> str | None:  # noqa: ARG002
+        """The column that a template fills, given those found in the data."""
+        return self.prompt
+
+
+def has_any(folder: Path, patterns: Sequence[str]) -> bool:
+    """Is there a file of one of these patterns in the folder?"""
+    return any(any(folder.glob(pattern)) for pattern in patterns)
+
+
+def on_device_of(logits: Tensor, targets: Tensor | None) -> Tensor | None:
+    """Targets beside the logits, which a model spread over devices may have put elsewhere."""
+    return None if targets is None else targets.to(logits.device)
+
+
+def encode_all(
+    task: Task[E],
+    data: Data,
+    columns: Mapping[str, str] | None = None,
+    numbers: Sequence[int] | None = None,
+    *,
+    template: str | None = None,
+) -> list[E]:
+    """Encode the rows with these numbers, or all; whatever is wrong with any is one error.
+
+    `columns` says which column of the data is the task's, where the names differ. A template such
+    as `"premise: {premise} hypothesis: {hypothesis}"` makes the text from several columns.
+    Messages count rows from 1, as lines are.
+    """
+    filled = None if template is None else Template(template)
+    sources, prompt = _choose_columns(task, data, columns or {}, filled)
+    encoded: list[E] = []
+    problems: list[str] = []
+    for number in range(len(data)) if numbers is None else numbers:
+        row = data.rows[number]
+        own = {name: row[source] for name, source in sources.items() if source in row}
+        try:
+            if filled is not None and prompt is not None:
+                own[prompt] = filled.fill(row)
+            for name in task.images:
+                if name in own:
+                    own[name] = image_source(own[name], data.folder)
+            encoded.append(task.encode(own, number))
+        except DataError as error:
+            problems += [f"{data.name}: row {number + 1}: {p}" for p in error.problems]
+    if problems:
+        raise DataError(shorten(problems))
+    return encoded
+
+
+def _choose_columns(
+    task: Task[Any], data: Data, columns: Mapping[str, str], template: Template | None
+) -> tuple[dict[str, str], str | None]:
+    """The data's column for each of the task's that is there; and the one the template fills."""
+    names = (*task.required, *task.optional)
+    problems = [
+        f"the task {task.kind} has no column '{name}'{closest(name, names)}"
+        for name in columns
+        if name not in names
+    ]
+    sources = {name: columns.get(name, name) for name in names}
+    found = {name for name, source in sources.items() if source in data.columns}
+    prompt = None
+    if template is not None:
+        problems += template.problems(data.name, data.columns)
+        prompt = task.prompt_column(found)
+        if prompt is None:
+            problems.append(f"the task {task.kind} has no text that a template could make")
+        else:
+            found.add(prompt)
+    mapped = {name for name in columns if name in names}
+    for name in dict.fromkeys([*task.missing_columns(found), *sorted(mapped - found)]):
+        source = sources[name]
+        near = difflib.get_close_matches(source, data.columns, n=1, cutoff=0.5)
+        meant = f"; did you mean '{near[0]}'?" if near else "."
+        problems.append(
+            f"{data.name}: has no column '{source}' for the task {task.kind}{meant} "
+            f"Its columns are {', '.join(data.columns)}; "
+            f"say which one it is with --columns {name}={near[0] if near else '...'}"
+        )
+    if problems:
+        raise DataError(problems)
+    return {name: source for name, source in sources.items() if name in found}, prompt

@@ -1,0 +1,170 @@
+"""Text to token ids with a model's own tokenizer, and ids to padded tensors."""
+
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.errors import DataError
+from matsmerge.tasks.optional_import import import_optional
+from matsmerge.tasks.task import has_any
+
+Ids = list[int]
+
+DEFAULT_MAX_LENGTH = 512
+# One of these holds the vocabulary; without it, transformers would make up an empty tokenizer.
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.*",
+    "*.model",
+    "*.tiktoken",
+    "tekken.json",
+    "*vocab*.txt",
+)
+
+
+class TextEncoder:
+    """A tokenizer with the limits of a model; remembers which examples did not fit."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        max_length: int,
+        *,
+        max_positions: int | None = None,
+        use_token_types: bool = False,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_length = max_length
+        self.max_positions = max_positions  # of the model, which takes no more; None: any number
+        self.truncated: set[int] = set()  # numbers of examples
+        self._use_token_types = use_token_types
+        # What padding holds does not matter, it is masked; but it must be in the vocabulary.
+        pad = tokenizer.pad_token_id
+        pad = tokenizer.eos_token_id if pad is None else pad
+        self.pad_id: int = 0 if pad is None else pad
+
+    @classmethod
+    def for_model(cls, model: nn.Module, folder: Path, max_length: int | None) -> "TextEncoder":
+        """The tokenizer in the folder, checked against the model."""
+        tokenizer = load_tokenizer(folder)
+        embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
+        num_embeddings = int(embedding.weight.shape[0])
+        if len(tokenizer) > num_embeddings:
+            raise DataError(
+                f"{folder}: the tokenizer has {len(tokenizer)} tokens, but the model's embedding "
+                f"has only {num_embeddings}; they do not belong together"
+            )
+        limit = num_positions(model)
+        if max_length is not None and not 1 <= max_length <= (limit or max_length):
+            most = "" if limit is None else f" to {limit}, the model's number of positions"
+            raise DataError(f"expected a max_length from 1{most}, found {max_length}")
+        if max_length is None:
+            max_length = min(limit or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
+            max_length = min(max_length, tokenizer.model_max_length)
+        accepted = inspect.signature(model.forward).parameters
+        use_token_types = (
+            "token_type_ids" in tokenizer.model_input_names
+            and "token_type_ids" in accepted
+            and getattr(model.config, "type_vocab_size", 2) > 1
+        )
+        encoder = cls(tokenizer, max_length, max_positions=limit, use_token_types=use_token_types)
+        config: Any = model.config
+        if getattr(config, "pad_token_id", None) is None:
+            # Decoders that classify find the last real token by it.
+            config.pad_token_id = encoder.pad_id
+        return encoder
+
+    @property
+    def notes(self) -> list[str]:
+        """How many examples did not fit."""
+        num = len(self.truncated)
+        if not num:
+            return []
+        were = "example was" if num == 1 else "examples were"
+        return [f"{num} {were} longer than {self.max_length} tokens and cut"]
+
+    def encode(
+        self,
+        number: int,
+        text: Any,
+        pair: str | None = None,
+        *,
+        max_length: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """The tokenizer's features of a text, of two, or of a list of words; cut if too long."""
+        limit = self.max_length if max_length is None else max_length
+        options |= {
+            "return_attention_mask": False,
+            "return_token_type_ids": self._use_token_types,
+            "verbose": False,
+        }
+        features = self.tokenizer(text, pair, truncation=True, max_length=limit, **options)
+        if len(features["input_ids"]) >= limit:
+            whole = self.tokenizer(text, pair, truncation=False, **options)
+            if len(whole["input_ids"]) > limit:
+                self.truncated.add(number)
+        return features
+
+    def ids(self, text: str, *, special: bool = True) -> Ids:
+        """All ids of a text, of any length."""
+        ids: Ids = self.tokenizer(
+            text, add_special_tokens=special, truncation=False, verbose=False
+        )["input_ids"]
+        return ids
+
+    def pad(self, features: Sequence[Mapping[str, Ids]]) -> dict[str, Tensor]:
+        """Features as tensors, padded on the right, with an attention mask."""
+        inputs = {
+            name: pad_ids([f[name] for f in features], self.pad_id if name == "input_ids" else 0)
+            for name in ("input_ids", "token_type_ids")
+            if name in features[0]
+        }
+        return inputs | {"attention_mask": mask_of([len(f["input_ids"]) for f in features])}
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a model's folder; code in the folder is never run."""
+    if not has_any(folder, TOKENIZER_FILES):
+        raise DataError(
+            f"{folder}: has no tokenizer (such as tokenizer.json); "
+            "say where it is with --tokenizer FOLDER"
+        )
+    transformers = import_optional("transformers")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
+    except Exception as error:  # damaged files, unknown classes, missing packages
+        raise DataError(f"{folder}: the tokenizer cannot be read ({first_line(error)})") from error
+
+
+def num_positions(model: nn.Module) -> int | None:
+    """How many tokens a model can tell apart by position; None if any number."""
+    limit = getattr(model.config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit <= 0:
+        return None
+    for name, module in model.named_modules():
+        # Such models count positions from behind the padding's.
+        if (
+            name.endswith("position_embeddings")
+            and getattr(module, "padding_idx", None) is not None
+        ):
+            return limit - int(module.padding_idx) - 1
+    return limit
+
+
+def pad_ids(rows: Sequence[Sequence[int]], value: int, length: int | None = None) -> Tensor:
+    """Rows of different length as one tensor, padded on the right."""
+    length = max(map(len, rows)) if length is None else length
+    return torch.tensor([[*row, *[value] * (length - len(row))] for row in rows])
+
+
+def mask_of(lengths: Sequence[int]) -> Tensor:
+    """1 where there is something: (rows, longest)."""
+    return (torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]).long()

@@ -1,0 +1,50 @@
+"""Single values of a row, checked."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from matsmerge.errors import DataError
+from matsmerge.tasks.problems import describe
+
+
+def text_of(row: Mapping[str, Any], column: str) -> str:
+    """A column's text."""
+    value = value_of(row, column)
+    if not isinstance(value, str):
+        raise DataError(f"'{column}': expected text, found {describe(value)}")
+    return value
+
+
+def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
+    """A column's list; in formats that have none, a list written as JSON."""
+    value = value_of(row, column)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError as error:
+            raise DataError(f"'{column}': expected a list, found damaged JSON ({error})") from error
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        raise DataError(f"'{column}': expected a list, found {describe(value)}")
+    return list(value)
+
+
+def texts_of(row: Mapping[str, Any], column: str) -> list[str]:
+    """A column's list of texts."""
+    values = list_of(row, column)
+    for position, value in enumerate(values, 1):
+        if not isinstance(value, str):
+            raise DataError(
+                f"'{column}': expected a list of texts, found {describe(value)} "
+                f"at position {position}"
+            )
+    return values
+
+
+def value_of(row: Mapping[str, Any], column: str) -> Any:
+    """What a row has in a column."""
+    if column not in row:
+        raise DataError(f"'{column}': there is none in this row")
+    return row[column]

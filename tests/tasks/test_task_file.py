@@ -1,0 +1,96 @@
+from pathlib import Path
+
+import pytest
+
+from matsmerge.errors import DataError
+from matsmerge.tasks.task import TaskOptions
+from matsmerge.tasks.task_file import TaskFile, parse_columns, read_task_file
+
+FULL = """
+task: multiple_choice
+data: data.jsonl
+split: test
+columns: {input: question, label: gold}
+labels: ["no", "yes"]
+max_length: 128
+head: heads/x.safetensors
+tokenizer: owner/name
+length_normalize: true
+template: "premise: {premise}"
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "task.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_everything(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").touch()
+    found = read_task_file(write(tmp_path, FULL))
+    assert found == TaskFile(
+        task="multiple_choice",
+        data=str(tmp_path / "data.jsonl"),
+        split="test",
+        columns={"input": "question", "label": "gold"},
+        labels=["no", "yes"],
+        max_length=128,
+        head="heads/x.safetensors",
+        tokenizer="owner/name",
+        length_normalize=True,
+        template="premise: {premise}",
+    )
+    assert found.options(need_targets=False) == TaskOptions(128, ["no", "yes"], True, False)
+    assert read_task_file(write(tmp_path, '{"task": "seq2seq"}')).task == "seq2seq"
+    assert TaskFile().options() == TaskOptions()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("colums: {}", "task.yaml: unknown key 'colums'; did you mean 'columns'?"),
+        ("task: seq2sec", "there is no task 'seq2sec'; did you mean 'seq2seq'?"),
+        ("max_length: many", 'max_length: input should be a valid integer, found "many"'),
+        ("max_length: 0", "max_length: input should be greater than or equal to 1, found 0"),
+        ("labels: [no, yes]", "labels.0: input should be a valid string, found false"),
+        ("columns: {1: x}", "the key 1 is not a name"),
+        ("task: seq2seq\ntask: causal_lm", "the key 'task' is given twice"),
+        ("a: [", "not valid YAML"),
+        ("- a", "expected a mapping"),
+        ("", "expected a mapping"),
+        ("task: !!python/name:os.system", "not valid YAML"),
+    ],
+)
+def test_mistakes(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read_task_file(write(tmp_path, text))
+    assert message in str(caught.value)
+    assert "task.yaml" in str(caught.value)
+
+
+def test_all_mistakes_at_once(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        read_task_file(write(tmp_path, "dat: x\nsplit: 3\n"))
+    assert len(caught.value.problems) == 2
+
+
+def test_unreadable(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot be read"):
+        read_task_file(tmp_path / "none.yaml")
+    (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(DataError, match="expected UTF-8"):
+        read_task_file(tmp_path / "x.yaml")
+
+
+def test_columns() -> None:
+    assert parse_columns("text=sentence, label = gold") == {"text": "sentence", "label": "gold"}
+    for text, message in (
+        ("text", "expected names as in text=sentence,label=gold, found 'text'"),
+        ("text=", "found 'text='"),
+        ("=x", "found '=x'"),
+        ("", "found ''"),
+        ("a=b,a=c", "'a' is given twice"),
+    ):
+        with pytest.raises(DataError, match=message):
+            parse_columns(text)
