@@ -1,0 +1,178 @@
+"""A collection from beginning to end: batches, progress, interruptions, several processes."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import nn
+
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.opening import Source, local_path, open_checkpoint
+from matsmerge.errors import DataError, OutputError
+from matsmerge.statistics.collection import Collection, Loss
+from matsmerge.statistics.options import Options, make_options
+from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
+from matsmerge.statistics.processes import Process, add_over_processes, this_process
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
+from matsmerge.statistics.statistics_file import parse_dtype, save_statistics
+from matsmerge.tasks.parameter_names import match_names
+
+
+class Progress(Protocol):
+    """Who is told how far a collection is."""
+
+    def advance(self, num_examples: int) -> None: ...
+
+
+class NoProgress:
+    """Nobody."""
+
+    def advance(self, num_examples: int) -> None:
+        pass
+
+
+def collect(
+    model: nn.Module,
+    batches: Iterable[Any],
+    statistics: str | Sequence[str] = ("gram",),
+    *,
+    loss: Loss | None = None,
+    checkpoint: Source | None = None,
+    name: str | None = None,
+    data: str = "batches",
+    out: str | Path | None = None,
+    dtype: str = "float32",
+    overwrite: bool = False,
+    resume: bool = False,
+    **options: Any,
+) -> Statistics:
+    """Measure what a model does on its data.
+
+    A batch is a tensor, a tuple or a mapping of tensors with examples along the first dimension,
+    passed to the model as it is; `attention_mask` and `decoder_attention_mask` in a mapping say
+    which rows are real. `loss(model, batch)` returns each example's negative log-likelihood, or
+    its logits and targets. Everything but `gram` needs it. The other options are those of
+    `matsmerge.statistics.options.Options`.
+
+    `checkpoint` is what the model was loaded from, if that is where the statistics will be used;
+    by default they belong to the module's own state. With `out` they are also written to a file.
+    With `torch.distributed` set up, each process passes batches of its own, and all get the total.
+    """
+    checked = make_options(statistics=statistics, **options)
+    parse_dtype(dtype)
+    target = None if out is None else local_path(out)
+    if target is not None:
+        check_output(target, overwrite=overwrite, resume=resume)
+    source = open_checkpoint(model if checkpoint is None else checkpoint)
+    names = None if checkpoint is None else match_names(model, source)
+    origin = Origin(name=name or source.label, fingerprint=fingerprint(source))
+    collection = Collection(model, checked, loss, names)
+    result = run(
+        collection,
+        _assign(batches, checked),
+        origin,
+        Origin(name=data, fingerprint=""),
+        target,
+        resume=resume,
+    )
+    if target is not None and this_process().is_first:
+        save_statistics(result, target, dtype)
+        PartialFile(target, "").remove()
+    return result
+
+
+def _assign(batches: Iterable[Any], options: Options) -> Iterable[tuple[str, Any]]:
+    """Every so many batches go to the held-out set."""
+    share = options.held_out
+    for i, batch in enumerate(batches):
+        yield (HELD_OUT if int((i + 1) * share) > int(i * share) else MAIN), batch
+
+
+def run(
+    collection: Collection,
+    batches: Iterable[tuple[str, Any]],
+    model: Origin,
+    data: Origin,
+    target: Path | None,
+    *,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Statistics:
+    """Add this process's batches, each with the set it goes to, and then all processes'."""
+    progress = progress or NoProgress()
+    process = this_process()
+    partial = None
+    if target is not None:
+        identity = _identity(collection.options, model, data, process)
+        partial = PartialFile(target, identity, process.suffix)
+    interruption = Interruption()
+    with collection.running(), interruption.watching():
+        num_done = partial.load(collection) if partial is not None and resume else 0
+        progress.advance(collection.num_examples)
+        num_batches = 0
+        for num_batches, (to, item) in enumerate(batches, 1):
+            if num_batches == 1:
+                collection.look_at(item)
+                if target is not None:
+                    check_space(target, collection.expected_bytes())
+            if num_batches <= num_done:
+                continue
+            progress.advance(collection.add(item, to))
+            if partial is not None and (interruption.is_asked or partial.is_due):
+                partial.save(collection, num_batches)
+            if interruption.is_asked:
+                raise KeyboardInterrupt
+        if not collection.num_examples and process.num_processes == 1:
+            raise DataError("there is no data: not a single batch to collect from")
+        own = collection.statistics(model, (data,))
+    total = add_over_processes(own)
+    if partial is not None:
+        partial.remove()
+    return total
+
+
+def _identity(options: Options, model: Origin, data: Origin, process: Process) -> str:
+    """What must be the same for a collection to be continued."""
+    content: Mapping[str, object] = {
+        "options": options.model_dump(mode="json"),
+        "model": model.fingerprint,
+        "data": data.fingerprint,
+        "process": process.suffix,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_output(target: Path, *, overwrite: bool, resume: bool) -> None:
+    """Refuse a file that must not or cannot be written, before any work."""
+    problems = []
+    if target.suffix != ".safetensors":
+        problems.append(f"{target}: statistics are one file; let its name end in .safetensors")
+    if target.is_dir():
+        problems.append(f"{target}: is a folder, expected the name of a file to write")
+    elif target.exists() and not overwrite:
+        problems.append(f"{target}: exists already; replace it with --overwrite")
+    unfinished = partial_path(target, this_process().suffix)
+    if unfinished.exists() and not (overwrite or resume):
+        problems.append(
+            f"{target}: an earlier collection was interrupted; continue it with --resume, or start "
+            "anew with --overwrite"
+        )
+    parent = next(p for p in target.resolve().parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        problems.append(f"{parent}: cannot be written to; choose another --out")
+    if problems:
+        raise OutputError(problems)
+
+
+def check_space(target: Path, num_bytes: int) -> None:
+    """Refuse to begin what the disk has no room for."""
+    parent = next(p for p in target.resolve().parents if p.exists())
+    free = shutil.disk_usage(parent).free
+    if free < num_bytes:
+        raise OutputError(
+            f"{parent}: not enough disk space, about {num_bytes:,} bytes needed and {free:,} free"
+        )

@@ -1,0 +1,77 @@
+"""What statistics say of themselves: which maps they cover, and what has none, and why."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.options import Kind, Options
+from matsmerge.statistics.parameters import Owned
+from matsmerge.statistics.statistics import Map
+from matsmerge.statistics.totals import Totals
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of a model after its batches."""
+
+    maps: Sequence[LinearMap]
+    parameters: Mapping[str, Owned]
+    leaders: Mapping[str, str]  # of maps whose inputs are counted
+    used: set[str]  # modules
+    handled: set[str]  # parameters whose gradients are known for single examples
+
+
+def describe_maps(seen: Seen, totals: Totals, names: Mapping[str, str]) -> list[Map]:
+    """The linear maps, with their parameters' names as in the checkpoint."""
+    owned = {owner: p.name for p in seen.parameters.values() for owner in p.owners}
+    maps = []
+    for m in seen.maps:
+        leader, bias = seen.leaders.get(m.name), owned.get((m.name, "bias"))
+        maps.append(
+            Map(
+                module=m.name,
+                layout=m.layout,
+                weight=names[owned[m.name, "weight"]],
+                bias=None if bias is None else names[bias],
+                inputs=leader if leader in totals.inputs else None,
+                outputs=m.name in totals.outputs,
+            )
+        )
+    return maps
+
+
+def find_lacking(
+    kind: Kind,
+    seen: Seen,
+    totals: Totals,
+    maps: Sequence[Map],
+    names: Mapping[str, str],
+    options: Options,
+) -> Iterator[tuple[str, str]]:
+    """The parameters without a kind of statistic, each with the reason."""
+    covered = {name for m in maps for name in _covered(m, kind, options)}
+    weights = {m.weight for m in maps}
+    for owned in seen.parameters.values():
+        name = names[owned.name]
+        if kind == "block_fisher" and not owned.is_vector:
+            yield name, "not a vector"
+        elif not any(module in seen.used for module, _ in owned.owners):
+            yield name, "not used on this data"
+        elif kind in ("gram", "kfac"):
+            if name in covered:
+                continue
+            is_weight = name in weights
+            yield name, _NO_ROWS if is_weight else "not the weight of a linear map"
+        elif owned.name not in (totals.squares if kind == "fisher" else totals.blocks):
+            yield name, "has no part in the loss" if owned.name in seen.handled else _NOT_APART
+
+
+_NO_ROWS = "its input is not one for each example"
+_NOT_APART = "its gradient cannot be taken for single examples"
+
+
+def _covered(m: Map, kind: Kind, options: Options) -> Iterator[str]:
+    if m.inputs and (kind == "gram" or m.outputs):
+        yield m.weight
+        if m.bias and options.bias:
+            yield m.bias

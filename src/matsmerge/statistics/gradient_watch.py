@@ -1,0 +1,268 @@
+"""Watches gradients at the outputs of modules during backward passes, for Fisher information."""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from matsmerge.linalg.triangle import UpperSum
+from matsmerge.statistics.gradients import Call, MapCall, NormCall, add_squares
+from matsmerge.statistics.input_watch import Pass, first_argument
+from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.parameters import Owned
+from matsmerge.statistics.replay import ReplayCall
+from matsmerge.statistics.structure import Structure
+from matsmerge.statistics.totals import BlockSum, Totals
+
+
+class GradientWatch:
+    """Adds squares and outer products of gradients to the totals of the current pass."""
+
+    current: Pass | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parameters: Mapping[str, Owned],
+        maps: Sequence[LinearMap],
+        structure: Structure,
+        kinds: Collection[str],
+    ) -> None:
+        self._modules = dict(model.named_modules())
+        self._parameters = parameters
+        self._structure = structure
+        self._kinds = kinds
+        self._maps = {m.name: m for m in maps if m.name in structure.uses}
+        self.with_outputs = {
+            name for name in self._maps if "kfac" in kinds and structure.is_separate(name)
+        }
+        self._plan()
+        self._calls: dict[str, list[Call]] = {}  # by module, of this forward pass
+        self._replay_calls: list[ReplayCall] = []
+        self._waiting: dict[str, int] = {}  # of each parameter, calls yet without gradients
+        self._checked: set[str] = set()
+
+    def _plan(self) -> None:
+        """Decide which parameters' gradients have a closed form, and what the others replay.
+
+        A parameter with a use that must be replayed is replayed in all of its uses: the module
+        that is run again may contain the others.
+        """
+        self.closed: dict[str, Owned] = {}
+        self.replays: dict[str, list[str]] = {}  # modules to run again, by parameter
+        for name, owned in self._parameters.items():
+            owners = [m for m, _ in owned.owners if m in self._structure.uses]
+            wanted = "fisher" in self._kinds or ("block_fisher" in self._kinds and owned.is_vector)
+            if not owners or not wanted:
+                continue
+            if all(self._has_closed_form(m) for m in owners):
+                self.closed[name] = owned
+                continue
+            found = [self._structure.replayed(m) for m in owners]
+            if any(modules is None for modules in found):
+                continue
+            modules = list(dict.fromkeys(m for some in found for m in some or ()))
+            self.replays[name] = [
+                m
+                for m in modules
+                if not any(o != m and self._structure.is_within(m, o) for o in modules)
+            ]
+        self._closed_of = defaultdict(list)  # parameters by module
+        for name, owned in self.closed.items():
+            for module in {m for m, _ in owned.owners}:
+                self._closed_of[module].append(name)
+        self._replayed_of = defaultdict(list)
+        for name, modules in self.replays.items():
+            for module in modules:
+                self._replayed_of[module].append(name)
+
+    @property
+    def handled(self) -> set[str]:
+        """The parameters whose gradients are known for single examples."""
+        return {*self.closed, *self.replays}
+
+    def _has_closed_form(self, module: str) -> bool:
+        known = module in self._maps or type(self._modules[module]) is nn.LayerNorm
+        return known and self._structure.is_separate(module)
+
+    def hooks(self) -> AbstractContextManager[Any]:
+        """Watch the model until the context ends."""
+        stack = ExitStack()
+        for name in dict.fromkeys([*self.with_outputs, *self._closed_of, *self._replayed_of]):
+            if name not in self._structure.uses:
+                continue
+
+            def record(
+                module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name
+            ) -> Any:
+                if self.current is None:
+                    return None
+                if name in self._replayed_of:
+                    output = self._record_replay(name, module, (args, kwargs), output)
+                if name in self.with_outputs or name in self._closed_of:
+                    output = self._record(name, module, first_argument(args, kwargs), output)
+                return output
+
+            handle = self._modules[name].register_forward_hook(record, with_kwargs=True)
+            stack.callback(handle.remove)
+        return stack
+
+    def begin_forward(self) -> None:
+        self._calls, self._replay_calls = defaultdict(list), []
+
+    def backward(self, terms: Iterator[Tensor]) -> None:
+        """Send the gradients of per-example scalars back, and add what they give."""
+        term = next(terms, None)
+        while term is not None:
+            following = next(terms, None)
+            self._begin_backward()
+            if term.requires_grad:
+                term.sum().backward(retain_graph=following is not None)
+            self._end_backward()
+            term = following
+        self._calls, self._replay_calls = {}, []
+
+    # forward
+
+    def _record(self, name: str, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
+        assert self.current is not None
+        examples, dtype = self.current.examples, self.current.totals.dtype
+        call: Call
+        if name in self._maps:
+            call = MapCall(self._maps[name], x.detach(), examples, dtype)
+        else:
+            assert isinstance(module, nn.LayerNorm)
+            call = NormCall(module, x.detach(), examples, dtype)
+        self._calls[name].append(call)
+        output = _differentiable(output)
+        output.register_hook(lambda grad: self._arrive(name, call, grad.detach()))
+        return output
+
+    def _record_replay(
+        self, name: str, module: nn.Module, arguments: tuple[Any, Any], output: Any
+    ) -> Any:
+        assert self.current is not None
+        uses = self._structure.uses[name]
+        index = sum(call.name == name for call in self._replay_calls)
+        split = uses[min(index, len(uses) - 1)].split
+        call = ReplayCall(name, module, arguments, split, self.current.examples)
+        self._replay_calls.append(call)
+        leaves, spec = tree_flatten(output)
+        for i, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+                leaves[i] = call.watch(leaf)
+        return tree_unflatten(leaves, spec)
+
+    # backward
+
+    def _begin_backward(self) -> None:
+        self._waiting = {
+            name: sum(len(self._calls.get(m, ())) for m in {m for m, _ in owned.owners})
+            for name, owned in self.closed.items()
+        }
+        for replay in self._replay_calls:
+            replay.grads.clear()
+
+    def _arrive(self, module: str, call: Call, grad: Tensor) -> None:
+        """A gradient is here; use it as soon as no other one is missing, and let it go."""
+        call.grad = grad
+        if module in self.with_outputs:
+            assert isinstance(call, MapCall)
+            self._add_outputs(call)
+        for name in self._closed_of.get(module, ()):
+            self._waiting[name] -= 1
+            if self._waiting[name] == 0:
+                self._add_closed(self.closed[name])
+        if all(self._waiting[name] == 0 for name in self._closed_of.get(module, ())):
+            for done in self._calls[module]:
+                done.grad = None
+
+    def _end_backward(self) -> None:
+        for name, num_waiting in self._waiting.items():
+            if num_waiting > 0:  # some uses have no part in the loss: their gradients are zero
+                self._add_closed(self.closed[name])
+        for calls in self._calls.values():
+            for call in calls:
+                call.grad = None
+        self._add_replayed()
+
+    def _add_outputs(self, call: MapCall) -> None:
+        rows = call.output_rows()
+        outputs, name = self._totals.outputs, call.map.name
+        if name not in outputs:
+            d = rows.shape[-1]
+            outputs[name] = UpperSum(rows.new_zeros(*rows.shape[:-2], d, d))
+        outputs[name].add(rows)
+
+    def _add_closed(self, owned: Owned) -> None:
+        calls = [
+            (call, attribute)
+            for module, attribute in owned.owners
+            for call in self._calls.get(module, ())
+            if call.grad is not None
+        ]
+        if not calls:
+            return
+        if owned.is_vector:
+            vectors = torch.stack([call.vectors(attribute) for call, attribute in calls])
+            self._add_vectors(owned, vectors.sum(0))
+        else:
+            products = [call for call, _ in calls if isinstance(call, MapCall)]
+            add_squares(self._squares_of(owned, products[0].x.device), products)
+
+    def _add_replayed(self) -> None:
+        gradients: dict[str, list[Tensor]] = defaultdict(list)  # of each example
+        for call in self._replay_calls:
+            names = self._replayed_of[call.name]
+            current, self.current = self.current, None  # running it again is not to be watched
+            try:
+                check = call.name not in self._checked
+                found = call.gradients([self._parameters[n].parameter for n in names], check=check)
+            finally:
+                self.current = current
+            self._checked.add(call.name)
+            for name, own in zip(names, zip(*found, strict=True), strict=True):
+                before = gradients[name]
+                gradients[name] = [before[n] + g if before else g for n, g in enumerate(own)]
+        for name, own_gradients in gradients.items():
+            owned = self._parameters[name]
+            if owned.is_vector:
+                rows = torch.stack([g.flatten() for g in own_gradients])
+                self._add_vectors(owned, rows.to(self._totals.dtype))
+                continue
+            for g in own_gradients:
+                g = g.to(self._totals.dtype)
+                self._squares_of(owned, g.device).addcmul_(g, g)
+
+    def _add_vectors(self, owned: Owned, vectors: Tensor) -> None:  # (examples, d)
+        if "fisher" in self._kinds:
+            total = self._squares_of(owned, vectors.device)
+            total += vectors.square().sum(0).view_as(total)
+        if "block_fisher" in self._kinds:
+            blocks = self._totals.blocks
+            blocks.setdefault(owned.name, BlockSum(vectors.shape[1])).add(vectors)
+
+    def _squares_of(self, owned: Owned, device: torch.device) -> Tensor:
+        squares = self._totals.squares
+        if owned.name not in squares:
+            shape, dtype = owned.parameter.shape, self._totals.dtype
+            squares[owned.name] = torch.zeros(shape, dtype=dtype, device=device)
+        squares[owned.name] = squares[owned.name].to(device)
+        return squares[owned.name]
+
+    @property
+    def _totals(self) -> Totals:
+        assert self.current is not None
+        return self.current.totals
+
+
+def _differentiable(output: Tensor) -> Tensor:
+    """The output itself if gradients flow to it, else a copy to which they do.
+
+    A copy, so that the model's code may go on to change it in place.
+    """
+    return output if output.requires_grad else output.detach().requires_grad_().clone()

@@ -1,0 +1,99 @@
+"""Modules seen as linear maps: rows of inputs, a weight, rows of outputs.
+
+A convolution is a linear map of the patches it slides over; an embedding is one of one-hot
+inputs. Z stands for input rows, O for gradients at output rows.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from matsmerge.statistics.statistics import Layout
+
+_PIECE_ELEMENTS = 1 << 24  # of unfolded patches at once
+
+
+@dataclass(frozen=True)
+class LinearMap:
+    """One module as a linear map. `num_groups` blocks of a convolution map apart."""
+
+    name: str  # of the module
+    module: nn.Module
+    layout: Layout
+
+    @property
+    def num_groups(self) -> int:
+        return int(self.module.groups) if isinstance(self.module, nn.Conv2d) else 1
+
+    @property
+    def weight(self) -> Tensor:
+        weight = self.module.weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+    @property
+    def num_inputs(self) -> int:  # of each group
+        weight = self.weight
+        if self.layout == "conv2d":
+            return weight[0].numel()
+        return int(weight.shape[1] if self.layout == "linear" else weight.shape[0])
+
+    @property
+    def num_outputs(self) -> int:  # of each group
+        weight = self.weight
+        if self.layout in ("linear", "conv2d"):
+            return int(weight.shape[0]) // self.num_groups
+        return int(weight.shape[1])
+
+    def input_rows(self, x: Tensor) -> Tensor:
+        """(sequences, rows, in), or (sequences, groups, rows, in) for groups, from an input."""
+        if not isinstance(self.module, nn.Conv2d):
+            return x
+        conv = self.module
+        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        x = F.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
+        patches = F.unfold(x, conv.kernel_size, conv.dilation, stride=conv.stride)
+        if conv.groups == 1:
+            return patches.mT
+        return patches.view(len(x), conv.groups, -1, patches.shape[-1]).mT
+
+    def output_rows(self, y: Tensor) -> Tensor:
+        """(sequences, rows, out), or (sequences, groups, rows, out), of an output."""
+        if not isinstance(self.module, nn.Conv2d):
+            return y
+        flat = y.flatten(2)
+        if self.module.groups == 1:
+            return flat.mT
+        return flat.view(len(y), self.module.groups, -1, flat.shape[-1]).mT
+
+    def input_pieces(self, x: Tensor) -> Iterator[Tensor]:
+        """`input_rows`, for as many sequences at once as memory should be spent on."""
+        if not isinstance(self.module, nn.Conv2d):
+            yield x
+            return
+        kernel = self.module.kernel_size[0] * self.module.kernel_size[1]
+        num = max(1, _PIECE_ELEMENTS // max(1, x[0].numel() * kernel))
+        for piece in x.split(num):
+            yield self.input_rows(piece)
+
+    def weight_matrix(self, values: Tensor) -> Tensor:
+        """A weight, or something of its shape, as the matrix the map multiplies rows with."""
+        return values.flatten(1) if self.layout == "conv2d" else values
+
+
+def find_linear_map(name: str, module: nn.Module) -> LinearMap | None:
+    """A module as a linear map, if it is one whose forward we know."""
+    forward = type(module).forward
+    if isinstance(module, nn.Linear) and forward is nn.Linear.forward:
+        return LinearMap(name, module, "linear")
+    if isinstance(module, nn.Conv2d) and forward is nn.Conv2d.forward:
+        return LinearMap(name, module, "conv2d")
+    if isinstance(module, nn.Embedding) and forward is nn.Embedding.forward:
+        plain = module.max_norm is None and not module.scale_grad_by_freq
+        return LinearMap(name, module, "embedding") if plain else None
+    # transformers' own, for GPT-2 and its kin; recognised without importing transformers.
+    if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
+        return LinearMap(name, module, "conv1d")
+    return None

@@ -1,0 +1,76 @@
+"""The parameters statistics are collected of, and the modules that hold them."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from matsmerge.errors import RecipeError
+from matsmerge.statistics.linear_maps import LinearMap, find_linear_map
+
+
+@dataclass(frozen=True)
+class Owned:
+    """A parameter, and every module that holds it as its own (several where it is tied)."""
+
+    name: str
+    parameter: nn.Parameter
+    owners: tuple[tuple[str, str], ...]  # (module, attribute)
+
+    @property
+    def is_vector(self) -> bool:
+        return self.parameter.numel() == max(self.parameter.shape, default=1)
+
+    @property
+    def aliases(self) -> list[str]:
+        """All names but the first."""
+        return [name for m, a in self.owners if (name := f"{m}.{a}".lstrip(".")) != self.name]
+
+
+def find_parameters(model: nn.Module, patterns: Sequence[str]) -> dict[str, Owned]:
+    """The parameters that require gradients and match one of the patterns."""
+    owners = defaultdict(list)
+    for module_name, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False):
+            owners[id(parameter)].append(_user(model, module_name, attribute))
+    trainable = {
+        name: Owned(name, parameter, tuple(owners[id(parameter)]))
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    }
+    if not trainable:
+        raise RecipeError(
+            "no parameter of the model requires gradients; those that statistics are wanted of "
+            "must (parameter.requires_grad_())"
+        )
+    problems = []
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in trainable):
+            close = get_close_matches(pattern, trainable, n=1, cutoff=0.3)
+            hint = f"; is '{close[0]}' meant?" if close else ""
+            problems.append(f"parameters: '{pattern}' matches no trainable parameter{hint}")
+    if problems:
+        raise RecipeError(problems)
+    return {
+        name: owned
+        for name, owned in trainable.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def _user(model: nn.Module, module: str, attribute: str) -> tuple[str, str]:
+    """The module that uses a parameter: where it is held by a mere container, the one around."""
+    while isinstance(model.get_submodule(module), (nn.ParameterDict, nn.ParameterList)):
+        module, _, container = module.rpartition(".")
+        attribute = f"{container}.{attribute}"
+    return module, attribute
+
+
+def find_maps(model: nn.Module, parameters: Mapping[str, Owned]) -> list[LinearMap]:
+    """The linear maps whose weight is among these parameters."""
+    weights = {m for owned in parameters.values() for m, a in owned.owners if a == "weight"}
+    found = (find_linear_map(name, m) for name, m in model.named_modules() if name in weights)
+    return [m for m in found if m is not None]

@@ -1,0 +1,117 @@
+"""Gradients of single examples for modules whose formula is not known to us.
+
+The module is run once more for each example alone, on the input it had, and the gradient that
+arrived at its output is sent back through it to its parameters. That is exact for any module that
+treats examples apart, and costs little for norms, scales and embeddings of positions.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from matsmerge.errors import DataError
+from matsmerge.statistics.gradients import Examples
+
+
+class ReplayCall:
+    """One use of a module, with all it was given and all it gave."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        arguments: tuple[Any, Any],
+        split: Sequence[bool],
+        examples: Examples,
+    ) -> None:
+        self.name = name
+        self.module = module
+        self.leaves, self.spec = tree_flatten(arguments)
+        self.versions = [t._version if isinstance(t, Tensor) else 0 for t in self.leaves]
+        self.split = split  # which leaves have a part for each sequence
+        self.examples = examples
+        self.outputs: list[Tensor] = []  # floating point, in the order of the output's leaves
+        self.grads: dict[int, Tensor] = {}  # at the outputs, as they arrive
+
+    def watch(self, output: Tensor) -> Tensor:
+        """A copy of an output for others to use; the gradient that arrives at it is kept.
+
+        A copy, so that gradients of uses within the module do not arrive with those from
+        outside, and so that the model's code may change it in place.
+        """
+        index = len(self.outputs)
+        self.outputs.append(output.detach())
+        copy = output.clone() if output.requires_grad else output.detach().requires_grad_().clone()
+        copy.register_hook(lambda grad: self.grads.__setitem__(index, grad.detach()))
+        return copy
+
+    def gradients(self, parameters: Sequence[Tensor], *, check: bool) -> list[list[Tensor]]:
+        """For each example the gradient of each parameter."""
+        for leaf, version in zip(self.leaves, self.versions, strict=True):
+            if isinstance(leaf, Tensor) and leaf._version != version:
+                raise DataError(
+                    f"module '{self.name}': its input was changed in place after it was used, by "
+                    "the model's own code; gradients of single examples cannot be taken"
+                )
+        starts = self.examples.starts
+        return [
+            self._gradients_of(parameters, starts[n], starts[n + 1], check=check)
+            for n in range(len(self.examples.numbers))
+        ]
+
+    def _gradients_of(
+        self, parameters: Sequence[Tensor], start: int, stop: int, *, check: bool
+    ) -> list[Tensor]:
+        def part(leaf: Any, is_split: bool = True) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if not is_split:
+                return leaf.detach()
+            each = len(leaf) // self.examples.num_sequences
+            return leaf.detach()[start * each : stop * each]
+
+        arguments = [part(*leaf) for leaf in zip(self.leaves, self.split, strict=True)]
+        args, kwargs = tree_unflatten(arguments, self.spec)
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        try:
+            with torch.enable_grad():
+                outputs = float_leaves(self.module(*args, **kwargs))
+            if check:
+                self._check(outputs, [part(output) for output in self.outputs])
+            reached = [i for i, o in enumerate(outputs) if i in self.grads and o.requires_grad]
+            if not reached:
+                return [torch.zeros_like(parameter) for parameter in parameters]
+            return list(
+                torch.autograd.grad(
+                    [outputs[i] for i in reached],
+                    parameters,
+                    [part(self.grads[i]) for i in reached],
+                    materialize_grads=True,
+                )
+            )
+        finally:
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+
+    def _check(self, again: Sequence[Tensor], before: Sequence[Tensor]) -> None:
+        """The example alone must give what it gave in the batch."""
+        for a, b in zip((t.detach() for t in again), before, strict=True):
+            tolerance = 100 * torch.finfo(a.dtype).eps ** 0.75
+            typical = float(b.abs().median()) if b.numel() else 0.0
+            if a.shape != b.shape or not torch.allclose(
+                a, b, rtol=tolerance, atol=tolerance * typical, equal_nan=True
+            ):
+                raise DataError(
+                    f"module '{self.name}' gives an example other outputs in a batch than alone, "
+                    "so gradients of single examples cannot be taken; use batches of one example"
+                )
+
+
+def float_leaves(output: Any) -> list[Tensor]:
+    """The floating point tensors in what a module returns."""
+    leaves = tree_flatten(output)[0]
+    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]

@@ -1,0 +1,59 @@
+"""Which rows of a module's input are real, and which are padding.
+
+A mask belongs to an input if its shape says so: a batch's masks are (sequences, length), and an
+input of the same sequences and length has them. Encoder and decoder are told apart by their
+lengths.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from matsmerge.errors import DataError
+
+
+class RowMasks:
+    """The masks of a batch."""
+
+    def __init__(self, masks: Sequence[Tensor], num_sequences: int) -> None:
+        self._num_sequences = num_sequences
+        self._masks = [mask.bool() for mask in masks]
+        self._padded = any(not bool(mask.all()) for mask in self._masks)
+
+    def of_rows(self, lead: Sequence[int], module: str) -> Tensor | None:
+        """The mask of rows laid out as `lead`, flat; None where all of them are real."""
+        is_one_each = lead[0] == self._num_sequences == torch.Size(lead).numel()
+        if is_one_each or not self._padded:
+            return None
+        fitting = [mask for mask in self._masks if self._fits(mask, lead)]
+        if not fitting:
+            found = ", ".join(str(list(mask.shape)) for mask in self._masks)
+            raise DataError(
+                f"module '{module}': its input has rows laid out as {list(lead)}, which fits no "
+                f"mask of the batch ({found}), so padding cannot be told from data; use batches "
+                "of one example or of equal lengths"
+            )
+        masks = [self._spread(mask, lead) for mask in fitting]
+        if any(not torch.equal(masks[0], other) for other in masks[1:]):
+            raise DataError(
+                f"module '{module}': two masks of the batch have the shape {list(masks[0].shape)} "
+                "(encoder and decoder inputs of equal length); pad one of them by one more column, "
+                "so that they can be told apart"
+            )
+        return masks[0].flatten()
+
+    def _axes(self, mask: Tensor, lead: Sequence[int]) -> list[int]:
+        return [i for i in range(1, len(lead)) if lead[i] == mask.shape[1]]
+
+    def _fits(self, mask: Tensor, lead: Sequence[int]) -> bool:
+        if len(lead) == 1:
+            return lead[0] == mask.numel()
+        return lead[0] == len(mask) and len(self._axes(mask, lead)) == 1
+
+    def _spread(self, mask: Tensor, lead: Sequence[int]) -> Tensor:
+        if len(lead) == 1:
+            return mask.flatten()
+        shape = [len(mask)] + [1] * (len(lead) - 1)
+        shape[self._axes(mask, lead)[0]] = mask.shape[1]
+        return mask.view(shape).expand(*lead)

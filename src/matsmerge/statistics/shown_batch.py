@@ -1,0 +1,97 @@
+"""A batch as the user gave it, and what must be known of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from matsmerge.errors import DataError
+from matsmerge.statistics.gradients import Examples
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.prediction import IGNORED
+
+
+@dataclass(frozen=True)
+class ShownBatch:
+    """A batch on the model's device, with its examples and masks."""
+
+    item: Any
+    examples: Examples
+    masks: tuple[Tensor, ...]
+
+    def few(self, num_examples: int) -> tuple[Any, int]:
+        """A batch of some of these examples, and its number of sequences.
+
+        The first ones come again if there are not so many.
+        """
+        chosen = [n % len(self.examples.numbers) for n in range(num_examples)]
+        if isinstance(self.item, Batch):
+            batch = self.item.take(chosen)
+            return batch, batch.first_sequences[-1]
+
+        def part(leaf: Any) -> Any:
+            is_whole = isinstance(leaf, Tensor) and leaf.ndim > 0
+            return leaf[chosen] if is_whole and len(leaf) == self.examples.num_sequences else leaf
+
+        return tree_map(part, self.item), num_examples
+
+
+def show(item: Any, model: nn.Module, next_number: int) -> ShownBatch:
+    """See what a batch is made of; examples without a number get the next ones."""
+    device = next(
+        (p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu")
+    )
+    if isinstance(item, Batch):
+        batch = item.to(device)
+        examples = Examples(batch.examples, batch.first_sequences)
+        shown = ShownBatch(batch, examples, tuple(batch.row_masks))
+    else:
+        item = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, item)
+        tensors = [t for t in tree_flatten(item)[0] if isinstance(t, Tensor) and t.ndim]
+        if not tensors:
+            raise DataError(
+                f"a batch holds no tensors, found {type(item).__name__}; a batch is a tensor, or a "
+                "tuple, list or mapping of tensors, with examples along their first dimension"
+            )
+        num = len(tensors[0])
+        numbers = range(next_number, next_number + num)
+        shown = ShownBatch(item, Examples(numbers, range(num + 1)), _masks(item, model))
+    if not len(shown.examples.numbers):
+        raise DataError("a batch is empty; leave it out")
+    _check_masks(shown)
+    return shown
+
+
+def _masks(item: Any, model: nn.Module) -> tuple[Tensor, ...]:
+    """The masks of a batch for a transformers model."""
+    if not isinstance(item, Mapping):
+        return ()
+    found = [item.get("attention_mask"), item.get("decoder_attention_mask")]
+    labels = item.get("labels")
+    is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    if found[1] is None and isinstance(labels, Tensor) and is_encoder_decoder:
+        found[1] = labels != IGNORED
+    return tuple(m.bool() for m in found if isinstance(m, Tensor) and m.ndim == 2)
+
+
+def _check_masks(shown: ShownBatch) -> None:
+    problems = []
+    for mask in shown.masks:
+        if len(mask) != shown.examples.num_sequences:
+            raise DataError(
+                f"a mask has {len(mask)} rows in a batch of {shown.examples.num_sequences} "
+                "sequences"
+            )
+        empty = (~mask.any(1)).nonzero()[:, 0]
+        if len(empty):
+            example = shown.examples.example_of_sequences(mask.device)
+            problems += [
+                f"example {shown.examples.numbers[n]}: all of it is masked as padding; "
+                "leave it out of the data"
+                for n in example[empty].unique().tolist()
+            ]
+    if problems:
+        raise DataError(problems)

@@ -1,0 +1,37 @@
+"""What the eigenvalues of a second moment say of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Of a symmetric positive semi-definite matrix, or of a diagonal."""
+
+    dim: int
+    effective_rank: float  # exp of the entropy of the eigenvalues' shares (Roy & Vetterli, 2007)
+    condition: float  # largest to smallest eigenvalue; infinite where one is nothing but rounding
+
+    @property
+    def is_singular(self) -> bool:
+        return self.condition == float("inf")
+
+
+def spectrum(matrix: Tensor) -> Spectrum:  # (d, d), (groups, d, d) or (d,)
+    """Effective rank and condition number; of the worst group where there are several."""
+    values = matrix.double()
+    if values.ndim == 3:
+        return max((spectrum(group) for group in values), key=lambda s: s.condition)
+    eigenvalues = values if values.ndim == 1 else torch.linalg.eigvalsh(values)
+    eigenvalues = eigenvalues.clamp(min=0)
+    total, largest = float(eigenvalues.sum()), float(eigenvalues.max())
+    if total == 0:
+        return Spectrum(len(values), 0.0, float("inf"))
+    shares = eigenvalues / total
+    entropy = -torch.special.xlogy(shares, shares).sum()
+    smallest = float(eigenvalues.min())
+    rounding = torch.finfo(matrix.dtype).eps * len(values) * largest
+    condition = largest / smallest if smallest > rounding else float("inf")
+    return Spectrum(len(values), float(entropy.exp()), condition)

@@ -1,0 +1,173 @@
+"""What was measured: arrays, and a header that says what each of them is.
+
+    gram           G = mean over rows of z zᵀ                    (in, in) per linear map
+    kfac           G, and O = 1/N sum over rows of o oᵀ          (out, out)
+    fisher         F = 1/N sum over examples of g * g            the parameter's own shape
+    block_fisher   F = 1/N sum over examples of g gᵀ             (d, d) per vector
+
+z is an input row, o the loss's gradient at an output row, g an example's gradient, N the number
+of examples. With these scales the Fisher of a weight in torch's layout (out, in) is about `O ⊗ G`
+(K-FAC): each row of an example counts, and rows are taken to be independent. The paper writes
+1/N for both factors; the counts are kept, so that any other scale can be had from these arrays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
+from matsmerge.errors import StatisticsError
+from matsmerge.linalg.triangle import unpack_upper
+
+FORMAT_VERSION = 1
+
+Layout = Literal["linear", "conv1d", "conv2d", "embedding"]
+Form = Literal["symmetric", "diagonal", "rows", "full"]
+MAIN, HELD_OUT = "main", "held_out"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Map(_Part):
+    """A linear map of the model: `linear` W z, `conv1d` zᵀ W, `conv2d` of patches, `embedding`."""
+
+    module: str
+    layout: Layout
+    weight: str
+    bias: str | None
+    inputs: str | None  # the map whose input this one shares; arrays `inputs/…` and `mean/…`
+    outputs: bool  # is there an array `outputs/MODULE`?
+
+
+class Set(_Part):
+    """How much a set of statistics is made of."""
+
+    num_examples: int
+    num_rows: dict[str, int]  # of each `inputs/…`
+
+
+class Origin(_Part):
+    """A model or data, by name and fingerprint."""
+
+    name: str
+    fingerprint: str
+
+
+class Header(_Part):
+    """Everything but the numbers; JSON in the file's header."""
+
+    format_version: int = FORMAT_VERSION
+    model: Origin
+    data: tuple[Origin, ...]
+    options: dict[str, object]
+    versions: dict[str, str]
+    maps: tuple[Map, ...]
+    sets: dict[str, Set]
+    forms: dict[str, Form]  # of each array, named SET/KEY
+    aliases: dict[str, str]  # other names of tied parameters
+    without: dict[str, dict[str, str]]  # kind -> parameter without it -> why
+
+    @property
+    def num_examples(self) -> int:
+        return sum(s.num_examples for s in self.sets.values())
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """A header and its arrays, in memory or read from a file one at a time."""
+
+    header: Header
+    arrays: Checkpoint
+    progress: Mapping[str, object] = field(default_factory=dict)  # of an unfinished collection
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        asked = self.header.options["statistics"]
+        assert isinstance(asked, (list, tuple))
+        return tuple(asked)
+
+    def stored(self, key: str, of: str = MAIN) -> Tensor:
+        """An array as it is stored."""
+        return self.arrays[f"{of}/{key}"]
+
+    def has(self, key: str, of: str = MAIN) -> bool:
+        return f"{of}/{key}" in self.arrays.specs
+
+    def array(self, key: str, of: str = MAIN) -> Tensor:
+        """An array as what it means: a full symmetric matrix for `symmetric` and `rows`."""
+        stored = self.stored(key, of)
+        form = self.header.forms[f"{of}/{key}"]
+        if form == "symmetric":
+            return unpack_upper(stored)
+        if form == "rows":
+            return stored.mT @ stored / self.header.sets[of].num_examples
+        return stored
+
+    def map_of(self, module: str) -> Map:
+        return next(m for m in self.header.maps if m.module == module)
+
+    def gram(self, module: str, of: str = MAIN, *, bias: bool = False) -> Tensor:
+        """Second moment of a map's inputs; a vector, its diagonal, for embeddings.
+
+        With `bias`, of the inputs with a constant 1 appended.
+        """
+        leader = self.map_of(module).inputs
+        if leader is None:
+            raise StatisticsError(f"there is no Gram matrix of '{module}' in these statistics")
+        gram = self.array(f"inputs/{leader}", of)
+        if not bias:
+            return gram
+        if not self.has(f"mean/{leader}", of):
+            raise StatisticsError(
+                f"the mean input of '{module}' was not kept, which joining its bias needs; "
+                "collect without --no-bias"
+            )
+        mean = self.stored(f"mean/{leader}", of)
+        joined = gram.new_ones(*gram.shape[:-2], gram.shape[-1] + 1, gram.shape[-1] + 1)
+        joined[..., :-1, :-1] = gram
+        joined[..., :-1, -1] = mean
+        joined[..., -1, :-1] = mean
+        return joined
+
+    def output_factor(self, module: str, of: str = MAIN) -> Tensor:
+        """Second moment of the gradients at a map's outputs, summed over an example's rows."""
+        return self.array(f"outputs/{module}", of)
+
+    def fisher(self, parameter: str, of: str = MAIN) -> Tensor:
+        """Diagonal of the Fisher information matrix, in the parameter's shape."""
+        return self.array(f"fisher/{parameter}", of)
+
+    def block_fisher(self, parameter: str, of: str = MAIN) -> Tensor:
+        """Block of the Fisher information matrix for a vector parameter."""
+        return self.array(f"block_fisher/{parameter}", of)
+
+    def parameters(self, kind: str) -> list[str]:
+        """The parameters that have a kind of statistic."""
+        if kind in ("fisher", "block_fisher"):
+            prefix = f"{MAIN}/{kind}/"
+            return [key.removeprefix(prefix) for key in self.header.forms if key.startswith(prefix)]
+        has = (m for m in self.header.maps if m.inputs and (kind == "gram" or m.outputs))
+        return list(dict.fromkeys(m.weight for m in has))
+
+
+def in_memory(header: Header, arrays: Mapping[str, Tensor]) -> Statistics:
+    """Statistics of arrays named `SET/KEY`."""
+    return Statistics(header, InMemoryCheckpoint("statistics", arrays))
+
+
+def check_belongs(statistics: Statistics, model: Checkpoint) -> None:
+    """Refuse statistics that were collected from another model."""
+    origin, found = statistics.header.model, fingerprint(model)
+    if origin.fingerprint != found:
+        raise StatisticsError(
+            f"{statistics.arrays.label}: was collected from another model, '{origin.name}' "
+            f"(fingerprint {origin.fingerprint[:16]}), than {model.label} ({found[:16]}); collect "
+            "from this one, or use it all the same with --force"
+        )

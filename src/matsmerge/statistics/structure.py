@@ -1,0 +1,233 @@
+"""How a model uses its modules, seen in two small forward passes.
+
+With three examples and then with two: what grows with the number of examples has a part for each
+of them, and what does not (tables of positions, relative biases) is shared. Found from the
+modules themselves, so that no architecture needs to be known in advance.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
+
+from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.tasks.prediction import Prediction
+
+
+@dataclass
+class _Seen:
+    """One call of a module in one small pass."""
+
+    module: str
+    outer: "_Seen | None"  # the call it happened in
+    inputs: list[Any]
+    input_sizes: list[int] = field(default_factory=list)
+    output_sizes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Use:
+    """One call of a module in every forward pass."""
+
+    module: str
+    split: tuple[bool, ...]  # which leaves of its arguments have a part for each sequence
+    is_separate: bool  # every output has a part for each sequence
+    outer: "Use | None"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What the small passes showed."""
+
+    uses: dict[str, list[Use]]  # by module
+    leaders: dict[str, str]  # of each linear map, the first that receives the same input
+    widened: frozenset[str]  # embeddings of positions that all sequences share
+
+    def replayed(self, module: str) -> list[str] | None:
+        """The modules to run again for the gradients of one's own parameters; None: impossible."""
+        found = []
+        for use in self.uses.get(module, []):
+            outer: Use | None = use
+            while outer is not None and not outer.is_separate:
+                outer = outer.outer
+            if outer is None:
+                return None
+            found.append(outer.module)
+        return list(dict.fromkeys(found))
+
+    def is_within(self, inner: str, outer: str) -> bool:
+        """Is every call of `inner` made by a call of `outer`?"""
+
+        def enclosing(use: Use) -> Iterator[str]:
+            above = use.outer
+            while above is not None:
+                yield above.module
+                above = above.outer
+
+        return all(outer in enclosing(use) for use in self.uses[inner])
+
+    def is_separate(self, module: str) -> bool:
+        """Does every call of a module have a part for each sequence?"""
+        return module in self.widened or all(u.is_separate for u in self.uses[module])
+
+
+def find_structure(
+    model: nn.Module, maps: Sequence[LinearMap], run: Callable[[int], tuple[Any, int]]
+) -> Structure:
+    """Watch a model at work: `run` runs it on so many examples, and returns what came of it and
+    the number of sequences it was.
+    """
+    first, result, num_first = _watch(model, lambda: run(3))
+    second, _, num_second = _watch(model, lambda: run(2))
+    uses = _uses(first, second, num_first, num_second)
+    shared = [
+        m
+        for m in maps
+        if m.layout == "embedding"
+        and any(
+            call.module == m.name and call.inputs[0].ndim > 1 and len(call.inputs[0]) == 1
+            for call in first
+        )
+    ]
+    widened = frozenset[str]()
+    if shared and _same_when_widened(shared, lambda: run(3)[0], result, num_first):
+        widened = frozenset(m.name for m in shared)
+    return Structure(uses, _leaders(first, maps), widened)
+
+
+@contextmanager
+def widening(maps: Sequence[LinearMap], num_sequences: Callable[[], int]) -> Iterator[None]:
+    """Give embeddings that look up one row for all sequences a row for each.
+
+    Nothing changes for the model, since what was spread out after is spread out before; but
+    each sequence then has a gradient of its own.
+    """
+
+    def widen(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if isinstance(args[0], Tensor) and len(args[0]) == 1:
+            return args[0].expand(num_sequences(), *args[0].shape[1:]), *args[1:]
+        return args
+
+    handles = [m.module.register_forward_pre_hook(widen) for m in maps]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _same_when_widened(
+    maps: Sequence[LinearMap], run: Callable[[], Any], expected: list[Tensor], num_sequences: int
+) -> bool:
+    with torch.no_grad(), widening(maps, lambda: num_sequences):
+        try:
+            again = result_tensors(run())
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            return False
+    return len(again) == len(expected) and all(
+        a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
+        for a, b in zip(again, expected, strict=True)
+    )
+
+
+def result_tensors(result: Any) -> list[Tensor]:
+    """The floating point tensors in what running a model gave."""
+    if isinstance(result, Prediction):
+        result = result.logits
+    leaves = tree_flatten(result)[0]
+    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+
+
+def _watch(
+    model: nn.Module, run: Callable[[], tuple[Any, int]]
+) -> tuple[list[_Seen], list[Tensor], int]:
+    calls: list[_Seen] = []
+    stack: list[_Seen] = []
+
+    def before(name: str, args: Any, kwargs: Any) -> None:
+        inputs = tree_flatten((args, kwargs))[0]
+        call = _Seen(name, stack[-1] if stack else None, inputs, [_size(t) for t in inputs])
+        calls.append(call)
+        stack.append(call)
+
+    def after(output: Any) -> None:
+        leaves = tree_flatten(output)[0]
+        stack.pop().output_sizes = [
+            _size(t) for t in leaves if isinstance(t, Tensor) and t.is_floating_point()
+        ]
+
+    handles = []
+    for name, module in model.named_modules():
+
+        def enter(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+            before(name, args, kwargs)
+
+        def leave(_: nn.Module, _args: Any, output: Any) -> None:
+            after(output)
+
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    try:
+        with torch.no_grad():
+            result, num_sequences = run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls, result_tensors(result), num_sequences
+
+
+def _size(leaf: Any) -> int:
+    return len(leaf) if isinstance(leaf, Tensor) and leaf.ndim else -1
+
+
+def _uses(
+    first: list[_Seen], second: list[_Seen], num_first: int, num_second: int
+) -> dict[str, list[Use]]:
+    """Match the calls of the two passes, and see what grows with the number of sequences."""
+    others = defaultdict(list)
+    for call in second:
+        others[call.module].append(call)
+
+    def grows(a: Sequence[int], b: Sequence[int]) -> tuple[bool, ...]:
+        if len(a) != len(b):
+            return (False,) * len(a)
+        return tuple(x > 0 and x * num_second == y * num_first for x, y in zip(a, b, strict=True))
+
+    uses: dict[str, list[Use]] = defaultdict(list)
+    made: dict[int, Use] = {}
+    for call in first:  # in the order in which they began, so outer calls come first
+        index = len(uses[call.module])
+        match = others[call.module]
+        other = match[index] if index < len(match) else None
+        if other is None:
+            split, separate = (False,) * len(call.inputs), False
+        else:
+            split = grows(call.input_sizes, other.input_sizes)
+            separate = all(grows(call.output_sizes, other.output_sizes))
+        outer = made[id(call.outer)] if call.outer is not None else None
+        made[id(call)] = Use(call.module, split, separate and bool(call.output_sizes), outer)
+        uses[call.module].append(made[id(call)])
+    return dict(uses)
+
+
+def _leaders(calls: list[_Seen], maps: Sequence[LinearMap]) -> dict[str, str]:
+    """Group linear maps whose calls received the very same tensors."""
+    received: dict[str, list[tuple[Any, ...]]] = {m.name: [] for m in maps}
+    for call in calls:  # all inputs are still held, so no memory was used twice
+        if call.module in received:
+            x = call.inputs[0]
+            where = (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x._version)
+            received[call.module].append(where)
+    leaders: dict[tuple[Any, ...], str] = {}
+    result = {}
+    for m in maps:
+        if m.layout in ("linear", "conv1d") and received[m.name]:
+            result[m.name] = leaders.setdefault(tuple(received[m.name]), m.name)
+        else:
+            result[m.name] = m.name
+    return result

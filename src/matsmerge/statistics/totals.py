@@ -1,0 +1,200 @@
+"""Running sums of one set of statistics, and their way into arrays and back."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from matsmerge.linalg.triangle import UpperSum, pack_upper, unpack_upper
+from matsmerge.statistics.statistics import Form, Set, Statistics
+
+
+class RowSum:
+    """Sums over the input rows of a linear map: of zzᵀ, and of z if a bias may be joined."""
+
+    def __init__(self, second: Tensor, first: Tensor | None, num_rows: int = 0) -> None:
+        self.second = UpperSum(second)  # (d, d) or (groups, d, d)
+        self.first = first  # (d,) or (groups, d)
+        self.num_rows = num_rows
+
+    def add(self, rows: Tensor) -> None:  # (rows, d) or (groups, rows, d)
+        self.second.add(rows)
+        if self.first is not None:
+            self.first = self.first.to(rows.device)
+            self.first += rows.sum(-2, dtype=self.first.dtype)
+        self.num_rows += rows.shape[-2]
+
+    def add_sum(self, other: "RowSum") -> None:
+        self.second = UpperSum(self.second.upper + other.second.upper)
+        if self.first is not None and other.first is not None:
+            self.first = self.first + other.first
+        self.num_rows += other.num_rows
+
+    def clone(self) -> "RowSum":
+        first = None if self.first is None else self.first.clone()
+        return RowSum(self.second.upper.clone(), first, self.num_rows)
+
+    def means(self) -> Iterator[tuple[str, Tensor, Form]]:
+        yield "inputs", pack_upper(self.second.upper) / self.num_rows, "symmetric"
+        if self.first is not None:
+            yield "mean", self.first / self.num_rows, "full"
+
+
+class TokenSum:
+    """The same for one-hot rows, an embedding's: how often each comes up."""
+
+    def __init__(self, counts: Tensor, num_rows: int = 0) -> None:
+        self.counts = counts  # (d,)
+        self.num_rows = num_rows
+
+    def add(self, indices: Tensor) -> None:  # (rows,)
+        counts = torch.bincount(indices, minlength=len(self.counts))
+        self.counts = self.counts.to(counts.device) + counts
+        self.num_rows += len(indices)
+
+    def add_sum(self, other: "TokenSum") -> None:
+        self.counts = self.counts + other.counts
+        self.num_rows += other.num_rows
+
+    def clone(self) -> "TokenSum":
+        return TokenSum(self.counts.clone(), self.num_rows)
+
+    def means(self) -> Iterator[tuple[str, Tensor, Form]]:
+        yield "inputs", self.counts.double() / self.num_rows, "diagonal"
+
+
+class BlockSum:
+    """Sum of ggᵀ over gradients, kept as the gradients themselves while they take less room."""
+
+    def __init__(self, dim: int) -> None:
+        self._dim = dim
+        self._rows: list[Tensor] = []
+        self._sum: UpperSum | None = None
+
+    def add(self, gradients: Tensor) -> None:  # (rows, d)
+        if self._sum is not None:
+            self._sum.add(gradients)
+            return
+        self._rows.append(gradients.clone())
+        if 2 * sum(map(len, self._rows)) > self._dim + 1:
+            self._sum = UpperSum(gradients.new_zeros(self._dim, self._dim))
+            for rows in self._rows:
+                self._sum.add(rows)
+            self._rows = []
+
+    def add_upper(self, upper: Tensor) -> None:
+        """Add a sum that was made elsewhere."""
+        self._sum = UpperSum(upper if self._sum is None else self._sum.upper + upper)
+        for rows in self._rows:
+            self._sum.add(rows)
+        self._rows = []
+
+    def add_sum(self, other: "BlockSum") -> None:
+        if other._sum is not None:
+            self.add_upper(other._sum.upper)
+        for rows in other._rows:
+            self.add(rows)
+
+    def mean(self, num_examples: int) -> tuple[Tensor, Form]:
+        if self._sum is None:
+            return torch.cat(self._rows), "rows"
+        return pack_upper(self._sum.upper) / num_examples, "symmetric"
+
+
+@dataclass
+class Totals:
+    """Everything summed up so far for one set."""
+
+    dtype: torch.dtype
+    num_examples: int = 0
+    inputs: dict[str, RowSum | TokenSum] = field(default_factory=dict)  # by leading map
+    outputs: dict[str, UpperSum] = field(default_factory=dict)  # by map
+    squares: dict[str, Tensor] = field(default_factory=dict)  # by parameter
+    blocks: dict[str, BlockSum] = field(default_factory=dict)  # by parameter
+
+    def arrays(self) -> tuple[dict[str, Tensor], dict[str, Form]]:
+        """Means, by key, and what form each has."""
+        arrays: dict[str, Tensor] = {}
+        forms: dict[str, Form] = {}
+
+        def put(key: str, values: Tensor, form: Form) -> None:
+            arrays[key], forms[key] = values.cpu(), form
+
+        for name, total in self.inputs.items():
+            for key, values, form in total.means():
+                put(f"{key}/{name}", values, form)
+        for name, outputs in self.outputs.items():
+            put(f"outputs/{name}", pack_upper(outputs.upper) / self.num_examples, "symmetric")
+        for name, summed in self.squares.items():
+            put(f"fisher/{name}", summed / self.num_examples, "full")
+        for name, block in self.blocks.items():
+            put(f"block_fisher/{name}", *block.mean(self.num_examples))
+        return arrays, forms
+
+    def description(self) -> Set:
+        rows = {f"inputs/{name}": total.num_rows for name, total in self.inputs.items()}
+        return Set(num_examples=self.num_examples, num_rows=rows)
+
+    def add(self, other: "Totals") -> None:
+        """Add the sums of other examples of the same model."""
+        for name, theirs in other.inputs.items():
+            ours = self.inputs.setdefault(name, theirs)
+            if ours is not theirs:
+                ours.add_sum(theirs)  # type: ignore[arg-type]
+        for name, outputs in other.outputs.items():
+            own = self.outputs.setdefault(name, outputs)
+            if own is not outputs:
+                self.outputs[name] = UpperSum(own.upper + outputs.upper)
+        for name, squares in other.squares.items():
+            if name in self.squares:
+                squares = self.squares[name] + squares
+            self.squares[name] = squares
+        for name, block in other.blocks.items():
+            mine = self.blocks.setdefault(name, block)
+            if mine is not block:
+                mine.add_sum(block)
+        self.num_examples += other.num_examples
+
+
+def totals_of(statistics: Statistics, of: str, dtype: torch.dtype) -> Totals:
+    """The sums that a set of statistics was made from."""
+    described = statistics.header.sets[of]
+    num = described.num_examples
+    totals = Totals(dtype, num)
+
+    def summed(key: str, count: int) -> Tensor:
+        values = statistics.stored(key, of).double() * count
+        if statistics.header.forms[f"{of}/{key}"] == "symmetric":
+            values = unpack_upper(values)
+        return values.to(dtype)
+
+    for full_key, form in statistics.header.forms.items():
+        name_of_set, kind, name = full_key.split("/", 2)
+        key = f"{kind}/{name}"
+        if name_of_set != of:
+            continue
+        if kind == "inputs":
+            rows = described.num_rows[key]
+            if form == "diagonal":
+                counts = statistics.stored(key, of).double() * rows
+                totals.inputs[name] = TokenSum(counts.round().long(), rows)
+            else:
+                mean = f"mean/{name}"
+                first = summed(mean, rows) if statistics.has(mean, of) else None
+                totals.inputs[name] = RowSum(summed(key, rows), first, rows)
+        elif kind == "outputs":
+            totals.outputs[name] = UpperSum(summed(key, num))
+        elif kind == "fisher":
+            totals.squares[name] = summed(key, num)
+        elif kind == "block_fisher":
+            stored = statistics.stored(key, of)
+            if form == "rows":
+                block = BlockSum(stored.shape[1])
+                block.add(stored.to(dtype))
+            else:
+                upper = summed(key, num)
+                block = BlockSum(len(upper))
+                block.add_upper(upper)
+            totals.blocks[name] = block
+    return totals

@@ -1,0 +1,101 @@
+"""The same statistics, computed slowly and obviously: one example at a time, no padding."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Sum = dict[str, Tensor]
+
+
+def per_example_gradients(
+    model: nn.Module, losses: Sequence[Callable[[], Tensor]]
+) -> list[dict[str, Tensor]]:
+    """Gradients of scalar losses, each by a backward pass of its own."""
+    found = []
+    for loss in losses:
+        model.zero_grad()
+        loss().backward()
+        found.append(
+            {
+                name: torch.zeros_like(p) if p.grad is None else p.grad.clone()
+                for name, p in model.named_parameters()
+                if p.requires_grad
+            }
+        )
+    return found
+
+
+def dense_fisher(gradients: Sequence[dict[str, Tensor]], num_examples: int) -> Sum:
+    return {
+        name: sum(g[name] ** 2 for g in gradients) / num_examples  # type: ignore[misc]
+        for name in gradients[0]
+    }
+
+
+def dense_block(gradients: Sequence[dict[str, Tensor]], name: str, num_examples: int) -> Tensor:
+    rows = torch.stack([g[name].flatten() for g in gradients])
+    return rows.T @ rows / num_examples
+
+
+def module_rows(
+    model: nn.Module, name: str, runs: Sequence[Callable[[], Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """All input rows of a module, and the gradients at its output rows, example by example."""
+    module = model.get_submodule(name)
+    inputs, grads = _inputs_and_gradients(module, runs)
+    if isinstance(module, nn.Embedding):
+        rows = torch.cat([x.flatten() for x in inputs])
+    else:
+        rows = torch.cat([x.reshape(-1, x.shape[-1]) for x in inputs])
+    return rows, torch.cat([g.reshape(-1, g.shape[-1]) for g in grads])
+
+
+def dense_conv_factors(
+    model: nn.Module, module: nn.Conv2d, runs: Sequence[Callable[[], Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Second moments of patches and of output gradients, patch by patch and group by group."""
+    inputs, grads = _inputs_and_gradients(module, runs)
+    groups, (kh, kw), (dh, dw), (sh, sw) = (
+        module.groups, module.kernel_size, module.dilation, module.stride
+    )  # fmt: skip
+    patches, rows = [], []
+    for x, g in zip(inputs, grads, strict=True):
+        mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+        padded = nn.functional.pad(x, module._reversed_padding_repeated_twice, mode=mode)[0]
+        for i in range(g.shape[2]):
+            for j in range(g.shape[3]):
+                patch = padded[:, i * sh :: dh, j * sw :: dw][:, :kh, :kw]
+                patches.append(patch.reshape(groups, -1))
+                rows.append(g[0, :, i, j].reshape(groups, -1))
+    z, o = torch.stack(patches), torch.stack(rows)
+    gram = torch.einsum("ngi,ngj->gij", z, z) / len(z)
+    factor = torch.einsum("ngi,ngj->gij", o, o) / len(runs)
+    return (gram, factor) if groups > 1 else (gram[0], factor[0])
+
+
+def _inputs_and_gradients(
+    module: nn.Module, runs: Sequence[Callable[[], Tensor]]
+) -> tuple[list[Tensor], list[Tensor]]:
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+    grads: list[Tensor] = []
+
+    def keep(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+        inputs.append((args or tuple(kwargs.values()))[0].detach().clone())
+        if not output.requires_grad:  # the first adapter's layers have nothing before them
+            output = output.detach().requires_grad_()
+        output.retain_grad()
+        outputs.append(output)
+        return output.clone()  # what follows may work in place
+
+    handle = module.register_forward_hook(keep, with_kwargs=True)
+    for run in runs:
+        first = len(outputs)
+        run().backward()
+        grads += [
+            torch.zeros_like(o) if o.grad is None else o.grad.detach() for o in outputs[first:]
+        ]
+    handle.remove()
+    return inputs, grads
