@@ -6,20 +6,25 @@ import pytest
 
 import matsmerge
 from matsmerge.methods import METHODS
+from matsmerge.statistics.options import Options
 
 
 def test_names() -> None:
     assert matsmerge.__all__ == [
         "AlignmentError",
         "CheckpointError",
+        "DataError",
         "MatsError",
         "NonFiniteError",
         "OutputError",
         "RecipeError",
         "ResourceError",
+        "StatisticsError",
         "__version__",
+        "collect",
         "merge",
         "open_checkpoint",
+        "open_statistics",
     ]
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None
@@ -37,6 +42,16 @@ def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.merge).parameters) == [
         "models", "base", "method", "out", "weights", "overrides", "heads", "dtype",
         "allow_nonfinite", "overwrite", "resume", "parameters",
+    ]  # fmt: skip
+
+
+def test_collect_signature() -> None:
+    assert list(inspect.signature(matsmerge.collect).parameters) == [
+        "model", "batches", "statistics", "loss", "checkpoint", "name", "data", "out", "dtype",
+        "overwrite", "resume", "options",
+    ]  # fmt: skip
+    assert list(Options.model_fields) == [
+        "statistics", "fisher", "reduction", "num_samples", "seed", "bias", "parameters", "held_out",
     ]  # fmt: skip
 
 

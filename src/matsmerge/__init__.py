@@ -11,33 +11,45 @@ if TYPE_CHECKING:
     from matsmerge.errors import (
         AlignmentError,
         CheckpointError,
+        DataError,
         MatsError,
         NonFiniteError,
         OutputError,
         RecipeError,
         ResourceError,
+        StatisticsError,
     )
+    from matsmerge.statistics.collecting import collect
+    from matsmerge.statistics.statistics_file import open_statistics
 
 __all__ = [
     "AlignmentError",
     "CheckpointError",
+    "DataError",
     "MatsError",
     "NonFiniteError",
     "OutputError",
     "RecipeError",
     "ResourceError",
+    "StatisticsError",
     "__version__",
+    "collect",
     "merge",
     "open_checkpoint",
+    "open_statistics",
 ]
+
+
+_HOMES = {
+    "collect": "matsmerge.statistics.collecting",
+    "merge": "matsmerge.api",
+    "open_checkpoint": "matsmerge.checkpoints.opening",
+    "open_statistics": "matsmerge.statistics.statistics_file",
+}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use, so that `mats --help` need not wait for torch.
-    if name == "merge":
-        return importlib.import_module("matsmerge.api").merge
-    if name == "open_checkpoint":
-        return importlib.import_module("matsmerge.checkpoints.opening").open_checkpoint
-    if name in __all__:
-        return getattr(importlib.import_module("matsmerge.errors"), name)
-    raise AttributeError(f"module 'matsmerge' has no attribute '{name}'")
+    if name not in __all__:
+        raise AttributeError(f"module 'matsmerge' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES.get(name, "matsmerge.errors")), name)

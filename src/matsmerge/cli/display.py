@@ -8,6 +8,9 @@ from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
+    ProgressColumn,
+    Task,
     TaskID,
     TextColumn,
     TimeRemainingColumn,
@@ -15,6 +18,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as Bars
 from rich.table import Table
+from rich.text import Text
 
 stdout = Console(highlight=False)
 stderr = Console(stderr=True, highlight=False)
@@ -48,6 +52,50 @@ def progress_bars(*, quiet: bool) -> Iterator[ProgressBars]:
     )
     with Bars(*columns, console=stderr, disable=quiet) as bars:
         yield ProgressBars(bars)
+
+
+class ExampleBar:
+    """How many examples are done."""
+
+    def __init__(self, bars: Bars, task: TaskID) -> None:
+        self._bars = bars
+        self._task = task
+
+    def advance(self, num_examples: int) -> None:
+        self._bars.advance(self._task, num_examples)
+
+
+class _RateColumn(ProgressColumn):
+    """Examples per second."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+
+@contextmanager
+def example_bar(num_examples: int, *, quiet: bool) -> Iterator[ExampleBar]:
+    """Show examples, their rate and the time left while the block runs."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("examples"),
+        _RateColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=stderr, disable=quiet) as bars:
+        yield ExampleBar(bars, bars.add_task("collecting", total=num_examples))
+
+
+@contextmanager
+def status(what: str, *, quiet: bool) -> Iterator[None]:
+    """Say what is going on while the block runs."""
+    if quiet:
+        yield
+        return
+    with stderr.status(what):
+        yield
 
 
 def make_table(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from matsmerge.cli import display
+from matsmerge.cli import display, stats_command
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
@@ -16,7 +16,9 @@ _MAX_LISTED = 12
 
 
 def inspect(
-    path: Annotated[str, typer.Argument(help="A checkpoint: file, folder or hub id.")],
+    path: Annotated[
+        str, typer.Argument(help="A checkpoint (file, folder or hub id) or statistics.")
+    ],
     other: Annotated[
         str | None,
         typer.Argument(help="A second one: show the differences.", show_default=False),
@@ -24,9 +26,16 @@ def inspect(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
 ) -> None:
-    """Show what is in a checkpoint, or how two differ."""
-    from matsmerge.checkpoints.opening import open_checkpoint
+    """Show what is in a checkpoint or a file of statistics, or how two checkpoints differ.
 
+    For statistics and a model: whether they belong together.
+    """
+    from matsmerge.checkpoints.opening import open_checkpoint
+    from matsmerge.statistics.statistics_file import is_statistics_file
+
+    if is_statistics_file(path):
+        stats_command.inspect(path, other, quiet=quiet, as_json=as_json)
+        return
     checkpoint = open_checkpoint(path)
     if other is None:
         _show_one(checkpoint, as_json=as_json)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from matsmerge.cli import display, inspect_command, merge_command
+from matsmerge.cli import collect_command, display, inspect_command, merge_command, stats_command
 from matsmerge.errors import MatsError
 from matsmerge.version import __version__
 
@@ -27,8 +27,10 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("collect")(collect_command.collect)
 app.command("merge")(merge_command.merge)
 app.command("inspect")(inspect_command.inspect)
+app.add_typer(stats_command.app, name="stats")
 
 
 def _version(value: bool) -> None:
@@ -71,7 +73,7 @@ def run(arguments: list[str]) -> int:
     except MatsError as error:
         display.show_problems(error.problems)
     except (KeyboardInterrupt, typer.Abort):
-        display.show_problems(["interrupted; a merge can be continued with --resume"])
+        display.show_problems(["interrupted; continue with --resume"])
         return _INTERRUPTED
     except _CommandError as error:
         display.show_problems([error.format_message()])

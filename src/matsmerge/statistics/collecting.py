@@ -1,10 +1,12 @@
 """A collection from beginning to end: batches, progress, interruptions, several processes."""
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,8 +18,13 @@ from matsmerge.errors import DataError, OutputError
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.options import Options, make_options
 from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
-from matsmerge.statistics.processes import Process, add_over_processes, this_process
-from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
+from matsmerge.statistics.processes import (
+    Process,
+    add_over_processes,
+    this_process,
+    wait_for_processes,
+)
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics, public_name
 from matsmerge.statistics.statistics_file import parse_dtype, save_statistics
 from matsmerge.tasks.parameter_names import match_names
 
@@ -64,25 +71,19 @@ def collect(
     """
     checked = make_options(statistics=statistics, **options)
     parse_dtype(dtype)
-    target = None if out is None else local_path(out)
-    if target is not None:
-        check_output(target, overwrite=overwrite, resume=resume)
+    output = None if out is None else Output(local_path(out), dtype, resume=resume)
+    if output is not None:
+        check_output(output.path, overwrite=overwrite, resume=resume)
     source = open_checkpoint(model if checkpoint is None else checkpoint)
     names = None if checkpoint is None else match_names(model, source)
-    origin = Origin(name=name or source.label, fingerprint=fingerprint(source))
-    collection = Collection(model, checked, loss, names)
-    result = run(
-        collection,
+    origin = Origin(name=name or public_name(source.label), fingerprint=fingerprint(source))
+    return run(
+        Collection(model, checked, loss, names),
         _assign(batches, checked),
         origin,
         Origin(name=data, fingerprint=""),
-        target,
-        resume=resume,
+        output,
     )
-    if target is not None and this_process().is_first:
-        save_statistics(result, target, dtype)
-        PartialFile(target, "").remove()
-    return result
 
 
 def _assign(batches: Iterable[Any], options: Options) -> Iterable[tuple[str, Any]]:
@@ -92,33 +93,45 @@ def _assign(batches: Iterable[Any], options: Options) -> Iterable[tuple[str, Any
         yield (HELD_OUT if int((i + 1) * share) > int(i * share) else MAIN), batch
 
 
+@dataclass(frozen=True)
+class Output:
+    """A file to write statistics to."""
+
+    path: Path
+    dtype: str = "float32"
+    resume: bool = False
+
+
 def run(
     collection: Collection,
     batches: Iterable[tuple[str, Any]],
     model: Origin,
     data: Origin,
-    target: Path | None,
-    *,
-    resume: bool = False,
+    output: Output | None,
     progress: Progress | None = None,
 ) -> Statistics:
-    """Add this process's batches, each with the set it goes to, and then all processes'."""
+    """Add this process's batches, each with the set it goes to, and then those of all processes.
+
+    With an output, an unfinished collection is kept beside it every minute and on Ctrl-C.
+    """
     progress = progress or NoProgress()
     process = this_process()
     partial = None
-    if target is not None:
+    if output is not None:
         identity = _identity(collection.options, model, data, process)
-        partial = PartialFile(target, identity, process.suffix)
+        partial = PartialFile(output.path, identity, process.suffix)
     interruption = Interruption()
     with collection.running(), interruption.watching():
-        num_done = partial.load(collection) if partial is not None and resume else 0
+        num_done = 0
+        if partial is not None and output is not None:
+            num_done = partial.load(collection) if output.resume else partial.remove()
         progress.advance(collection.num_examples)
         num_batches = 0
         for num_batches, (to, item) in enumerate(batches, 1):
             if num_batches == 1:
                 collection.look_at(item)
-                if target is not None:
-                    check_space(target, collection.expected_bytes())
+                if output is not None:
+                    check_space(output.path, collection.expected_bytes())
             if num_batches <= num_done:
                 continue
             progress.advance(collection.add(item, to))
@@ -128,9 +141,17 @@ def run(
                 raise KeyboardInterrupt
         if not collection.num_examples and process.num_processes == 1:
             raise DataError("there is no data: not a single batch to collect from")
-        own = collection.statistics(model, (data,))
-    total = add_over_processes(own)
+        total = add_over_processes(collection.statistics(model, (data,)))
+        if output is not None and process.is_first:
+            try:
+                save_statistics(total, output.path, output.dtype)
+            except OutputError:
+                assert partial is not None
+                with contextlib.suppress(OutputError):
+                    partial.save(collection, num_batches)
+                raise
     if partial is not None:
+        wait_for_processes()  # until the output is there
         partial.remove()
     return total
 

@@ -141,7 +141,7 @@ class Collection:
             _check_targets(result, numbers)
             options = self.options
             terms = result.fisher_terms(
-                options.fisher, options.loss, numbers, options.seed, options.num_samples
+                options.fisher, options.reduction, numbers, options.seed, options.num_samples
             )
         else:
             if not isinstance(result, Tensor) or result.shape != (len(numbers),):
@@ -206,7 +206,7 @@ class Collection:
         """Go on from what an unfinished collection had, under the model's own names."""
         dtype = self.totals[MAIN].dtype
         self.totals = {name: totals_of(saved, name, dtype) for name in self.totals}
-        self._restored = {m.module: m.inputs for m in saved.header.maps if m.inputs}
+        self._restored = {m.module: m.inputs for m in saved.header.maps if m.inputs is not None}
 
     def expected_bytes(self) -> int:
         """About the size of the statistics in float32; known once a batch was looked at."""
@@ -240,7 +240,7 @@ class Collection:
             data=data,
             options=self.options.model_dump(mode="json"),
             versions=_versions(),
-            maps=tuple(m for m in maps if m.inputs or m.outputs),
+            maps=tuple(m for m in maps if m.inputs is not None or m.outputs),
             sets={},
             forms={},
             aliases={

@@ -80,7 +80,11 @@ def _common_leaders(all_maps: list[tuple[Map, ...]]) -> dict[str, str]:
         for m in maps:
             keys.setdefault(m.module, [None] * len(all_maps))[i] = m.inputs
     leaders: dict[tuple[str | None, ...], str] = {}
-    return {m: leaders.setdefault(tuple(key), m) for m, key in keys.items() if any(key)}
+    return {
+        m: leaders.setdefault(tuple(key), m)
+        for m, key in keys.items()
+        if any(name is not None for name in key)
+    }
 
 
 def _regroup(totals: Totals, maps: tuple[Map, ...], leaders: dict[str, str]) -> Totals:

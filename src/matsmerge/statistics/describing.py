@@ -71,7 +71,7 @@ _NOT_APART = "its gradient cannot be taken for single examples"
 
 
 def _covered(m: Map, kind: Kind, options: Options) -> Iterator[str]:
-    if m.inputs and (kind == "gram" or m.outputs):
+    if m.inputs is not None and (kind == "gram" or m.outputs):
         yield m.weight
         if m.bias and options.bias:
             yield m.bias

@@ -26,7 +26,7 @@ class Options(BaseModel):
     """Gradients for the given answers (empirical), or for answers as likely as the model finds
     them (true): all classes, each with its probability, where there are few; else drawn."""
 
-    loss: Reduction = "sum"
+    reduction: Reduction = "sum"
     """log p(y | x) of a sequence y: the sum or the mean over its tokens."""
 
     num_samples: Annotated[int, Field(ge=1)] = 1
@@ -59,6 +59,11 @@ class Options(BaseModel):
     @property
     def wants_gradients(self) -> bool:
         return self.statistics != ("gram",)
+
+    @property
+    def wants_targets(self) -> bool:
+        """Are the data's answers looked at?"""
+        return self.wants_gradients and self.fisher == "empirical"
 
 
 def make_options(**values: object) -> Options:

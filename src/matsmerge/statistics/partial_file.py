@@ -53,8 +53,10 @@ class PartialFile:
     def is_due(self) -> bool:
         return time.monotonic() - self._saved_at > _SECONDS_BETWEEN
 
-    def remove(self) -> None:
+    def remove(self) -> int:
+        """Forget all that is done; returns the number of batches that then are, none."""
         self.path.unlink(missing_ok=True)
+        return 0
 
 
 def partial_path(target: Path, process: str = "") -> Path:

@@ -1,6 +1,7 @@
 """Several processes that each collect from a part of the data, by torch.distributed."""
 
 import json
+import os
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,19 @@ def this_process() -> Process:
     if dist.is_available() and dist.is_initialized():
         return Process(dist.get_rank(), dist.get_world_size())
     return Process()
+
+
+def join_processes() -> Process:
+    """Find the other processes, if a launcher such as `torchrun` started several."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("gloo")
+    return this_process()
+
+
+def wait_for_processes() -> None:
+    """Until every process has come here."""
+    if this_process().num_processes > 1:
+        dist.barrier()
 
 
 def add_over_processes(own: Statistics) -> Statistics:

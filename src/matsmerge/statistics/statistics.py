@@ -21,6 +21,7 @@ from torch import Tensor
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
+from matsmerge.checkpoints.opening import local_path
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.triangle import unpack_upper
 
@@ -58,6 +59,12 @@ class Origin(_Part):
 
     name: str
     fingerprint: str
+
+
+def public_name(name: str) -> str:
+    """A name to publish: a hub id as it is, the last part of a path."""
+    path = local_path(name)
+    return path.resolve().name if path.exists() else name
 
 
 class Header(_Part):
@@ -111,7 +118,11 @@ class Statistics:
         return stored
 
     def map_of(self, module: str) -> Map:
-        return next(m for m in self.header.maps if m.module == module)
+        """The linear map of a module's name."""
+        found = next((m for m in self.header.maps if m.module == module), None)
+        if found is None:
+            raise StatisticsError(f"there is no linear map '{module}' in these statistics")
+        return found
 
     def gram(self, module: str, of: str = MAIN, *, bias: bool = False) -> Tensor:
         """Second moment of a map's inputs; a vector, its diagonal, for embeddings.
@@ -153,7 +164,9 @@ class Statistics:
         if kind in ("fisher", "block_fisher"):
             prefix = f"{MAIN}/{kind}/"
             return [key.removeprefix(prefix) for key in self.header.forms if key.startswith(prefix)]
-        has = (m for m in self.header.maps if m.inputs and (kind == "gram" or m.outputs))
+        has = (
+            m for m in self.header.maps if m.inputs is not None and (kind == "gram" or m.outputs)
+        )
         return list(dict.fromkeys(m.weight for m in has))
 
 

@@ -111,6 +111,7 @@ def save_statistics(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, temporary, metadata=metadata)
+        temporary.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner reads
         _sync(temporary)
         temporary.replace(file)
         _sync(file.parent)
@@ -121,6 +122,13 @@ def save_statistics(
         full = full or "No space left" in str(error)
         reason = "the disk is full" if full else first_line(error)
         raise OutputError(f"{path}: cannot be written ({reason})") from error
+
+
+def _umask() -> int:
+    """What new files may not be; it can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _sync(path: Path) -> None:

@@ -2,8 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +18,21 @@ from matsmerge.tasks.problems import shorten
 ADAPTER_PREFIX = "base_model.model."  # what PEFT puts in front of the names of the model's own
 
 
-@dataclass(frozen=True)
-class HeadOutput:
+class HeadOutput(NamedTuple):
     """What a model returns, as those of transformers do."""
 
     logits: Tensor  # (examples, classes)
+
+
+class LogitScale(nn.Module):
+    """exp(s) x, a module of its own so that it can be looked at alone."""
+
+    def __init__(self, logit_scale: Tensor) -> None:
+        super().__init__()
+        self.logit_scale = nn.Parameter(logit_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.logit_scale.exp()
 
 
 class EncoderWithHead(nn.Module):
@@ -39,7 +48,7 @@ class EncoderWithHead(nn.Module):
         super().__init__()
         self.encoder = encoder
         self.head = head
-        self.logit_scale = None if logit_scale is None else nn.Parameter(logit_scale)
+        self.scale = None if logit_scale is None else LogitScale(logit_scale)
         self.projected = projected
         self.config: Any = encoder.config
 
@@ -49,8 +58,8 @@ class EncoderWithHead(nn.Module):
         features = features.to(self.head.weight.device)  # an encoder may be spread over several
         if self.projected:
             features = normalize(features, dim=-1)
-            if self.logit_scale is not None:
-                features = features * self.logit_scale.exp()
+            if self.scale is not None:
+                features = self.scale(features)
         return HeadOutput(self.head(features))
 
 

@@ -177,8 +177,8 @@ def _load_with_plain_head(
     kind = choose_kind(checkpoint.label, request.task, inferred, config)
     task = _make_task(kind, encoder, [checkpoint.folder], request)
     names = {f"encoder.{n}": stored for n, stored in match_names(encoder, checkpoint).items()}
-    if model.logit_scale is not None:
-        names["logit_scale"] = "logit_scale"
+    if model.scale is not None:
+        names["scale.logit_scale"] = "logit_scale"
     head_names = {f"head.{stored}": stored for stored in head.specs}
     return _loaded(model, task, checkpoint, names, head_names, notes)
 

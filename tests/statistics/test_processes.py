@@ -1,0 +1,38 @@
+"""Two processes give the file that one gives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from tiny_models import bert_config, make_tokenizer, save, write_rows
+from transformers import BertForSequenceClassification
+
+from matsmerge.statistics.statistics_file import open_statistics
+
+
+def test_two_processes_are_as_one(tmp_path: Path) -> None:
+    model = BertForSequenceClassification(bert_config(num_labels=2)).double()
+    folder = save(model, tmp_path / "model", make_tokenizer())
+    rows = [{"text": " ".join("abcdef"[: 1 + i % 6]), "label": i % 2} for i in range(13)]
+    write_rows(tmp_path / "data.jsonl", rows)
+    common = [
+        "collect", str(folder), "--data", str(tmp_path / "data.jsonl"), "--dtype", "float64",
+        "--statistics", "gram,kfac,fisher,block_fisher", "--batch-size", "3", "--held-out", "0.3",
+    ]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    files = []
+    launchers = (["-m"], ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"])
+    for i, launcher in enumerate(launchers):
+        files.append(tmp_path / f"{i}.safetensors")
+        command = [sys.executable, *launcher, "matsmerge", *common, "--out", str(files[-1])]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    one, two = map(open_statistics, files)
+    assert one.header == two.header
+    assert one.header.num_examples == 13
+    for full_key in one.header.forms:
+        of, _, key = full_key.partition("/")
+        torch.testing.assert_close(one.array(key, of), two.array(key, of), rtol=1e-9, atol=1e-15)
+    assert sorted(p.name for p in tmp_path.glob(".*")) == []
