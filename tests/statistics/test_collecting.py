@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from statistics_cases import Case, make_case
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
@@ -24,8 +25,8 @@ EVERYTHING = "gram,kfac,fisher,block_fisher"
 def gather(
     case: Case, batches: list[Any] | None = None, size: int = 3, **options: Any
 ) -> Statistics:
-    options = {"statistics": EVERYTHING, "loss": case.predict} | options
-    return matsmerge.collect(case.model, batches or case.batches(size), **options)
+    given: dict[str, Any] = {"statistics": EVERYTHING, "loss": case.predict} | options
+    return matsmerge.collect(case.model, batches or case.batches(size), **given)
 
 
 def assert_equal(a: Statistics, b: Statistics, tolerance: float = 1e-10) -> None:
@@ -155,7 +156,7 @@ class SometimesShared(nn.Module):
         super().__init__()
         self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         return self.a(x) + self.b(x if float(x.sum()) > 0 else 2 * x)
 
 
@@ -199,7 +200,7 @@ def test_drawn_answers_do_not_depend_on_the_batch() -> None:
             for i, b in enumerate(case.batches(size))
         ]
 
-    options = {
+    options: dict[str, Any] = {
         "fisher": "true",
         "num_samples": 3,
         "loss": lambda model, batch: case.predict(model, dict(batch.inputs)),
@@ -258,7 +259,9 @@ def interrupted(batches: list[Any], after: int) -> Iterator[Any]:
 def test_an_interrupted_collection_goes_on(case: Case, tmp_path: Path, after: int) -> None:
     out, batches = tmp_path / "s.safetensors", case.batches(2)
     whole = gather(case, batches)
-    options = {"statistics": EVERYTHING, "loss": case.predict, "out": out, "dtype": "float64"}
+    options: dict[str, Any] = {
+        "statistics": EVERYTHING, "loss": case.predict, "out": out, "dtype": "float64"
+    }  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         matsmerge.collect(case.model, interrupted(batches, after), **options)
     assert not out.exists()
@@ -278,13 +281,11 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     case, out = make_case("bert"), tmp_path / "s.safetensors"
     from matsmerge.statistics import statistics_file
 
-    real = statistics_file.save_file
-
     def full(arrays: Any, path: Path, metadata: Any) -> None:
         if "partial" not in path.name:
             Path(path).write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        real(arrays, path, metadata)
+        save_file(arrays, path, metadata)
 
     monkeypatch.setattr(statistics_file, "save_file", full)
     with pytest.raises(matsmerge.OutputError, match="the disk is full"):

@@ -319,4 +319,4 @@ def show_kinds(collected: "Statistics") -> None:
             )
         )
     columns = ("statistic", "parameters with", "without", "why without")
-    display.stdout.print(display.make_table(columns, rows))
+    display.show_table(columns, rows)

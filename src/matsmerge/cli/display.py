@@ -98,10 +98,13 @@ def status(what: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def make_table(
+def show_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None
-) -> Table:
-    """A table whose columns after the first are numbers, aligned to the right."""
+) -> None:
+    """Print a table whose columns after the first are numbers, aligned to the right.
+
+    Long names are folded on a screen, but not in what other programs read.
+    """
     table = Table(
         title=escape(title) if title else None,
         title_justify="left",
@@ -113,7 +116,8 @@ def make_table(
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
-    return table
+    console = stdout if stdout.is_terminal else Console(highlight=False, width=10_000)
+    console.print(table)
 
 
 def show_notes(notes: Iterable[str]) -> None:

@@ -69,7 +69,7 @@ def _show_one(checkpoint: "Checkpoint", *, as_json: bool) -> None:
         for kind, found in summary.items()
     ]
     columns = ("kind", "tensors", "parameters", "size", "dtypes")
-    display.stdout.print(display.make_table(columns, rows, title=checkpoint.label))
+    display.show_table(columns, rows, title=checkpoint.label)
     for name, kept in checkpoint.aliases.items():
         display.stdout.print(f"tied: {name} is {kept}", markup=False)
     display.stdout.print(f"fingerprint: {fingerprint(checkpoint)[:16]}")
@@ -105,4 +105,4 @@ def _show_difference(
     display.stdout.print(f"{found.num_equal} tensors equal, {len(rows)} changed")
     if rows:
         title = "most changed, relative to the first"
-        display.stdout.print(display.make_table(("tensor", "distance"), rows[:_MAX_LISTED], title))
+        display.show_table(("tensor", "distance"), rows[:_MAX_LISTED], title)

@@ -306,4 +306,4 @@ def _show_plan(
     if out is not None:
         parent = next(p for p in out.resolve().parents if p.exists())
         rows.append(("disk free", format_bytes(shutil.disk_usage(parent).free)))
-    display.stdout.print(display.make_table(("plan", ""), rows))
+    display.show_table(("plan", ""), rows)

@@ -121,8 +121,8 @@ def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
         "data": "; ".join(o.name for o in header.data),
         "examples": sets,
         "size": format_bytes(total),
-        "fisher": str(header.options["fisher"]),
-        "loss": f"{header.options['reduction']} over tokens",
+        "fisher": header.options.fisher,
+        "loss": f"{header.options.reduction} over tokens",
         "versions": ", ".join(f"{name} {v}" for name, v in header.versions.items()),
     }
     display.stdout.print(path, style="bold", markup=False)
@@ -150,4 +150,4 @@ def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
         if cells:
             columns = ("", "shared by", "dim", "size", "eff. rank", "condition")
             display.stdout.print()
-            display.stdout.print(display.make_table(columns, cells, title))
+            display.show_table(columns, cells, title)

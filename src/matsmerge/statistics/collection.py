@@ -238,7 +238,7 @@ class Collection:
         header = Header(
             model=model,
             data=data,
-            options=self.options.model_dump(mode="json"),
+            options=self.options,
             versions=_versions(),
             maps=tuple(m for m in maps if m.inputs is not None or m.outputs),
             sets={},

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
+from matsmerge.statistics.options import Options
 from matsmerge.statistics.statistics import Form, Header, Map, Statistics, in_memory
 from matsmerge.statistics.totals import Totals, totals_of
 
@@ -64,11 +65,11 @@ def _differences(first: Statistics, other: Statistics, *, force: bool) -> list[s
             f"({a.model.fingerprint[:16]}) and '{b.model.name}' ({b.model.fingerprint[:16]}); "
             "add them all the same with --force"
         )
-    for key in sorted({*a.options, *b.options} - {"held_out", "seed"}):
-        if a.options.get(key) != b.options.get(key):
+    for key in sorted({*Options.model_fields} - {"held_out", "seed"}):
+        ours, theirs = getattr(a.options, key), getattr(b.options, key)
+        if ours != theirs:
             problems.append(
-                f"{labels}: collected with different options, {key} is {a.options.get(key)} and "
-                f"{b.options.get(key)}"
+                f"{labels}: collected with different options, {key} is {ours} and {theirs}"
             )
     return problems
 

@@ -24,6 +24,7 @@ from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.checkpoints.opening import local_path
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.triangle import unpack_upper
+from matsmerge.statistics.options import Kind, Options
 
 FORMAT_VERSION = 1
 
@@ -73,7 +74,7 @@ class Header(_Part):
     format_version: int = FORMAT_VERSION
     model: Origin
     data: tuple[Origin, ...]
-    options: dict[str, object]
+    options: Options
     versions: dict[str, str]
     maps: tuple[Map, ...]
     sets: dict[str, Set]
@@ -95,10 +96,8 @@ class Statistics:
     progress: Mapping[str, object] = field(default_factory=dict)  # of an unfinished collection
 
     @property
-    def kinds(self) -> tuple[str, ...]:
-        asked = self.header.options["statistics"]
-        assert isinstance(asked, (list, tuple))
-        return tuple(asked)
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.header.options.statistics
 
     def stored(self, key: str, of: str = MAIN) -> Tensor:
         """An array as it is stored."""
