@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from matsmerge.cli import main
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(1)
 
@@ -55,3 +57,15 @@ def save_model(tmp_path: Path) -> Callable[..., Path]:
         return folder
 
     return save
+
+
+@pytest.fixture
+def mats(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Run a command in this process; returns its exit code and what it printed."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        code = main.run([str(a) for a in arguments])
+        output = capsys.readouterr()
+        return code, output.out, output.err
+
+    return run

@@ -19,6 +19,7 @@ LAYERS = [
     "tasks",
     "linalg",
     "checkpoints",
+    "strict_yaml",
     "errors",
     "version",
 ]

@@ -14,7 +14,9 @@ A message names the file and the tensor, what was expected and what was found, a
 to do about it. Where several things are wrong they are all in one error, one per line.
 """
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 
 class MatsError(Exception):
@@ -58,3 +60,12 @@ class OutputError(MatsError):
 
 class ResourceError(MatsError):
     """Memory, a disk or a file gave out in the middle of the work; it can be resumed."""
+
+
+def closest(name: str, known: Iterable[Any]) -> str:
+    """`; did you mean 'x'?` if one is close, else what there is."""
+    options = [str(option) for option in known]
+    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{near[0]}'?"
+    return f"; there is {', '.join(options[:20])}" if options else "; it takes none"

@@ -12,21 +12,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from matsmerge.cli import main, merge_command
+from matsmerge.cli import merge_command
 from matsmerge.version import __version__
 
 State = dict[str, Tensor]
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def mats(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main.run([str(a) for a in arguments])
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return run
 
 
 @pytest.fixture

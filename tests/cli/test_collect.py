@@ -30,7 +30,6 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from matsmerge.cli import main
 from matsmerge.statistics.statistics_file import open_statistics
 from matsmerge.tasks.data import read_data
 from matsmerge.tasks.model_loading import load_model
@@ -40,16 +39,6 @@ Run = Callable[..., tuple[int, str, str]]
 Rows = list[dict[str, Any]]
 
 SENTENCES = ["a b c", "d", "e f g h", "b a", "c c d a e"]
-
-
-@pytest.fixture
-def mats(capsys: pytest.CaptureFixture[str]) -> Run:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = main.run([str(a) for a in arguments])
-        output = capsys.readouterr()
-        return code, output.out, output.err
-
-    return run
 
 
 def classification(folder: Path) -> tuple[Path, Rows, list[str]]:

@@ -241,9 +241,8 @@ def collect(
 
 def _task_file(task: str | None, given: dict[str, Any]) -> "TaskFile":
     """What a task file says, and options over it."""
-    from matsmerge.errors import DataError
+    from matsmerge.errors import DataError, closest
     from matsmerge.tasks.kinds import TASKS
-    from matsmerge.tasks.problems import closest
     from matsmerge.tasks.task_file import TaskFile, parse_columns, read_task_file
 
     if task is None or task in TASKS:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from matsmerge.errors import RecipeError
-from matsmerge.recipes.recipe import closest, short_names
+from matsmerge.errors import RecipeError, closest
+from matsmerge.recipes.recipe import short_names
 
 _METHODS = {
     "linear": "average",

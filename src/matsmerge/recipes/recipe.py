@@ -1,6 +1,5 @@
 """The recipe: models, base, method, and what is different for some parameters."""
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from matsmerge.checkpoints.opening import local_path
-from matsmerge.errors import RecipeError
+from matsmerge.errors import RecipeError, closest
 from matsmerge.methods import METHODS
 from matsmerge.methods.method import Method
 
@@ -272,15 +271,6 @@ class Recipe(_Strict):
             for override in self.overrides:
                 if not override.method and any(m.density for m in override.models.values()):
                     yield f"method {spec.name} has no density, the override {override.match} does"
-
-
-def closest(name: str, known: Iterable[Any]) -> str:
-    """`; did you mean 'x'?` if one is close, else what there is."""
-    options = [str(option) for option in known]
-    near = difflib.get_close_matches(name, options, n=1)
-    if near:
-        return f"; did you mean '{near[0]}'?"
-    return f"; there is {', '.join(options)}" if options else "; it takes none"
 
 
 def short_names(paths: Sequence[str], taken: Sequence[str] = ()) -> list[str]:

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any, overload
 
 from matsmerge.checkpoints.checkpoint import first_line
-from matsmerge.errors import DataError
+from matsmerge.errors import DataError, closest
 from matsmerge.tasks.optional_import import import_optional
-from matsmerge.tasks.problems import closest
 
 Row = Mapping[str, Any]
 

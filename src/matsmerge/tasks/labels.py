@@ -5,8 +5,8 @@ from typing import Any
 
 from torch import nn
 
-from matsmerge.errors import DataError
-from matsmerge.tasks.problems import closest, describe
+from matsmerge.errors import DataError, closest
+from matsmerge.tasks.problems import describe
 
 
 class Labels:

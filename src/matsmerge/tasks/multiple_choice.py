@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from matsmerge.errors import DataError
+from matsmerge.errors import DataError, closest
 from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.causal_lm import CausalLM
 from matsmerge.tasks.prediction import Prediction
-from matsmerge.tasks.problems import closest, describe
+from matsmerge.tasks.problems import describe
 from matsmerge.tasks.seq2seq import Seq2Seq
 from matsmerge.tasks.task import Encoded, Task, TaskOptions, on_device_of
 from matsmerge.tasks.text_encoding import TOKENIZER_FILES

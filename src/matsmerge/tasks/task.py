@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
-from matsmerge.errors import DataError
+from matsmerge.errors import DataError, closest
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.data import Data
 from matsmerge.tasks.image_files import image_source
 from matsmerge.tasks.prediction import Prediction
-from matsmerge.tasks.problems import closest, shorten
+from matsmerge.tasks.problems import shorten
 from matsmerge.tasks.template import Template
 
 

@@ -3,14 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from matsmerge.errors import DataError
+from matsmerge.errors import DataError, closest
+from matsmerge.strict_yaml import read_yaml
 from matsmerge.tasks.kinds import TASKS
-from matsmerge.tasks.problems import closest
 from matsmerge.tasks.task import TaskOptions
 
 
@@ -38,16 +36,7 @@ class TaskFile(BaseModel):
 def read_task_file(path: str | Path) -> TaskFile:
     """Read a YAML or JSON file; everything that is wrong with it is one error."""
     path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected UTF-8 text ({error})") from error
-    try:
-        content = yaml.load(text, Loader=_StrictLoader)  # JSON is YAML
-    except (yaml.YAMLError, RecursionError) as error:
-        raise DataError(f"{path}: not valid YAML ({error})") from error
+    content = read_yaml(path, DataError)
     if not isinstance(content, Mapping):
         raise DataError(f"{path}: expected a mapping with keys such as 'task' and 'data'")
     try:
@@ -98,24 +87,3 @@ def _describe(error: ValidationError) -> list[str]:
             message = item["msg"][0].lower() + item["msg"][1:]
             problems.append(f"{where}: {message}, found {json.dumps(item['input'], default=str)}")
     return problems
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML in which a key given twice is an error."""
-
-
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    result: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str) or key in result:
-            what = f"'{key}' is given twice" if isinstance(key, str) else f"{key!r} is not a name"
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {what}", key_node.start_mark
-            )
-        result[key] = loader.construct_object(value_node, deep=True)
-    return result
-
-
-_StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -4,8 +4,8 @@ import string
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matsmerge.errors import DataError
-from matsmerge.tasks.problems import closest, describe
+from matsmerge.errors import DataError, closest
+from matsmerge.tasks.problems import describe
 
 
 class Template:
