@@ -8,13 +8,16 @@ import yaml
 
 from matsmerge.methods import METHODS
 from matsmerge.recipes.recipe import make_recipe
+from matsmerge.statistics.options import KINDS
+from matsmerge.tasks.kinds import TASKS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+PAGES = [README, *(page.read_text() for page in sorted((ROOT / "docs").glob("*.md")))]
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return [b for page in PAGES for b in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)]
 
 
 @pytest.mark.parametrize("code", blocks("python"))
@@ -37,6 +40,12 @@ def test_methods_are_listed() -> None:
     assert set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table))) == set(
         METHODS
     )
+
+
+def test_statistics_options_are_listed() -> None:
+    page = (ROOT / "docs" / "statistics.md").read_text()
+    assert all(f"| `{kind}` |" in page for kind in KINDS)
+    assert all(f"| `{kind}` |" in page for kind in TASKS)
 
 
 def test_every_module_is_in_the_tree() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import disk_offload
 from safetensors.torch import save_file
 from statistics_cases import Case, make_case
 from torch import Tensor, nn
@@ -169,6 +170,20 @@ def test_maps_that_cease_to_share_get_sums_of_their_own() -> None:
     other = torch.cat([positive, 2 * negative, positive])
     torch.testing.assert_close(statistics.gram("a"), rows.T @ rows / 12, check_dtype=False)
     torch.testing.assert_close(statistics.gram("b"), other.T @ other / 12, check_dtype=False)
+
+
+def test_models_larger_than_memory(tmp_path: Path) -> None:
+    """Weights on disk, each brought in when its module runs; ties are then broken in memory."""
+    for name, statistics in (("bert", EVERYTHING), ("gpt2", EVERYTHING), ("t5", "kfac")):
+        case, offloaded = make_case(name), make_case(name)
+        expected = gather(case, statistics=statistics)
+        disk_offload(offloaded.model, tmp_path / name, torch.device("cpu"))
+        found = gather(offloaded, statistics=statistics, checkpoint=case.model)
+        for key in expected.header.forms:
+            array = key.removeprefix(f"{MAIN}/")
+            torch.testing.assert_close(found.array(array), expected.array(array))
+    with pytest.raises(matsmerge.RecipeError, match="kept on disk or in memory"):
+        gather(offloaded, statistics="fisher", checkpoint=case.model)
 
 
 # The Fisher information

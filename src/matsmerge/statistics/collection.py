@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from matsmerge.statistics.describing import Seen, describe_maps, find_lacking
 from matsmerge.statistics.gradient_watch import GradientWatch
 from matsmerge.statistics.input_watch import InputWatch, Pass
 from matsmerge.statistics.options import Options
-from matsmerge.statistics.parameters import find_maps, find_parameters
+from matsmerge.statistics.parameters import find_maps, find_parameters, join_tied
 from matsmerge.statistics.row_masks import RowMasks
 from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Header, Origin, Statistics
@@ -51,8 +52,9 @@ class Collection:
         self.options = options
         self._run = loss or _run_plain
         found = find_parameters(model, options.parameters)
-        self._parameters = {n: p for n, p in found.items() if names is None or n in names}
         self._names = dict(names) if names is not None else {n: n for n in found}
+        stored = {name: owned for name, owned in found.items() if name in self._names}
+        self._parameters = join_tied(stored, self._names)
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         dtype = torch.float32
         for found_dtype in dtypes:
@@ -71,12 +73,14 @@ class Collection:
     def running(self) -> Iterator[None]:
         """The model as it must be while batches are added; afterwards it is as it was."""
         modes = {module: module.training for module in self.model.modules()}
-        required = {p: p.requires_grad for p in self.model.parameters()}
+        # By name: a model that is spread over devices replaces its parameters as it runs.
+        named = partial(self.model.named_parameters, remove_duplicate=False)
+        required = {name: parameter.requires_grad for name, parameter in named()}
         fast_path = torch.backends.mha.get_fastpath_enabled()
         # Its fused kernels do not call the modules they stand for.
         torch.backends.mha.set_fastpath_enabled(False)
         self.model.eval()
-        for parameter in required:
+        for _, parameter in named():
             parameter.requires_grad_(False)
         try:
             with ExitStack() as self._hooks:
@@ -86,8 +90,8 @@ class Collection:
             torch.backends.mha.set_fastpath_enabled(fast_path)
             for module, training in modes.items():
                 module.training = training
-            for parameter, requires_grad in required.items():
-                parameter.requires_grad_(requires_grad)
+            for name, parameter in named():
+                parameter.requires_grad_(required[name])
 
     def look_at(self, item: Any) -> None:
         """Learn from a batch how the model uses its modules, and add nothing."""
@@ -189,6 +193,15 @@ class Collection:
             self._gradients = GradientWatch(
                 self.model, self._parameters, self._maps, structure, self.options.statistics
             )
+            if self._gradients.elsewhere:
+                raise RecipeError(
+                    [
+                        f"parameter '{name}': is kept on disk or in memory until it is used, so "
+                        "its Fisher information cannot be taken; put the model on one device, "
+                        "leave it out with --parameters, or collect gram or kfac"
+                        for name in self._gradients.elsewhere[:10]
+                    ]
+                )
             self._hooks.enter_context(self._gradients.hooks())
         self._hooks.enter_context(self._inputs.hooks())
 

@@ -54,6 +54,7 @@ class GradientWatch:
         """
         self.closed: dict[str, Owned] = {}
         self.replays: dict[str, list[str]] = {}  # modules to run again, by parameter
+        self.elsewhere: list[str] = []  # what would have to be replayed, but cannot be
         for name, owned in self._parameters.items():
             owners = [m for m, _ in owned.owners if m in self._structure.uses]
             wanted = "fisher" in self._kinds or ("block_fisher" in self._kinds and owned.is_vector)
@@ -61,6 +62,9 @@ class GradientWatch:
                 continue
             if all(self._has_closed_form(m) for m in owners):
                 self.closed[name] = owned
+                continue
+            if not owned.is_here:
+                self.elsewhere.append(name)
                 continue
             found = [self._structure.replayed(m) for m in owners]
             if any(modules is None for modules in found):

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
@@ -19,6 +19,12 @@ class Owned:
     name: str
     parameter: nn.Parameter
     owners: tuple[tuple[str, str], ...]  # (module, attribute)
+    is_whole: bool = True  # False: some of its owners hold a copy of it
+
+    @property
+    def is_here(self) -> bool:
+        """Can gradients be taken of it, or is it elsewhere until its module runs?"""
+        return self.is_whole and not self.parameter.is_meta
 
     @property
     def is_vector(self) -> bool:
@@ -59,6 +65,20 @@ def find_parameters(model: nn.Module, patterns: Sequence[str]) -> dict[str, Owne
         for name, owned in trainable.items()
         if any(fnmatchcase(name, pattern) for pattern in patterns)
     }
+
+
+def join_tied(parameters: Mapping[str, Owned], names: Mapping[str, str]) -> dict[str, Owned]:
+    """Make one of the parameters that are one tensor of the checkpoint.
+
+    A model that is spread over devices may hold a tied weight several times.
+    """
+    joined: dict[str, Owned] = {}
+    for owned in parameters.values():
+        stored = names[owned.name]
+        first = joined.get(stored, owned)
+        owners = tuple(dict.fromkeys([*first.owners, *owned.owners]))
+        joined[stored] = replace(first, owners=owners, is_whole=first is owned)
+    return {owned.name: owned for owned in joined.values()}
 
 
 def _user(model: nn.Module, module: str, attribute: str) -> tuple[str, str]:
