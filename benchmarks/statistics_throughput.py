@@ -7,15 +7,17 @@
 The data has `text`, perhaps `text_pair`, and `label` (0, 1, ...) on each line. Every measurement
 is a process of its own: it loads the model and the batches, runs the model once, and is then timed
 once on all batches. All kinds of measurement take turns, --repeat times over, and the table has
-medians. Peak memory is that of the whole process (VmHWM), less what it had when the clock was
-started. Ours is `collect` from beginning to end: looking at the model's structure, fingerprints
-and packing the results are in it.
+medians. Ours always has batches sorted by length, and so has what it is compared with, except where
+the table says "data order": batches as the usual loop makes them. Peak memory is that of the whole
+process (VmHWM), less what it had when the clock was started. Ours is `collect` from beginning to
+end: looking at the model's structure, fingerprints and packing the results are in it.
 
 FusionBench collects Gram matrices for GPT-2 and CLIP. Here its own method for GPT-2
 (`RegMeanAlgorithmForGPT2.get_regmean_weights`, with its hooks, data loader and Lightning Fabric)
-is run on the same model and the same batches as ours; what is replaced is the one line with which
-it calls the model. It counts padding as data and we do not; its own data sets are padded to the
-tokenizer's full length, which would cost it more than these batches do.
+is run on the same model and the same batches as ours; what is replaced is the method with which it
+calls the model, and batches come to its data loader ready made, in any order. It counts padding as
+data and we do not. Its own data sets are padded to the tokenizer's full length, which would cost it
+more than these batches do.
 
 scripts/peers --fusion-bench makes the environment with it.
 """
@@ -69,6 +71,7 @@ COMPARISONS = [
     Comparison("block_fisher", "forward+backward, data order"),
     Comparison("fisher", "loop, one by one", 8.0, faster=True),
     Comparison("gram", "FusionBench", 2.0, faster=True),
+    Comparison("gram", "FusionBench, data order", faster=True),
 ]
 
 
@@ -159,6 +162,7 @@ MEASUREMENTS: dict[str, tuple[Prepare, str]] = {
     "forward": (lambda: run_forward, SORTED),
     "gram": (lambda: collector("gram"), SORTED),
     "FusionBench": (fusion_bench, SORTED),
+    "FusionBench, data order": (fusion_bench, USUAL),
     "forward, data order": (lambda: run_forward, USUAL),
     "forward+backward": (lambda: run_forward_backward, SORTED),
     "kfac": (lambda: collector("kfac"), SORTED),
@@ -325,7 +329,7 @@ def main() -> None:
     num_single = min(arguments.loop_examples, len(examples))
 
     pythons = dict.fromkeys(MEASUREMENTS, Path(sys.executable))
-    pythons["FusionBench"] = arguments.fusion_bench
+    pythons |= {name: arguments.fusion_bench for name in pythons if name.startswith("FusionBench")}
     names = [name for name, python in pythons.items() if python]
     runs: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as folder:

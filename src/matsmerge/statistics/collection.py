@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from matsmerge.statistics.input_watch import InputWatch, Pass
 from matsmerge.statistics.options import Options
 from matsmerge.statistics.parameters import find_maps, find_parameters, join_tied
 from matsmerge.statistics.row_masks import RowMasks
+from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Header, Origin, Statistics
 from matsmerge.statistics.structure import Structure, find_structure, widening
@@ -61,10 +63,8 @@ class Collection:
             dtype = torch.promote_types(dtype, found_dtype)
         self.totals = {name: Totals(dtype) for name in self._set_names()}
         self._maps = find_maps(model, self._parameters)
-        self._structure: Structure | None = None
-        self._restored: dict[str, str] = {}
-        self._inputs: InputWatch | None = None
-        self._gradients: GradientWatch | None = None
+        self._shared = SharedInputs()
+        self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
 
     def _set_names(self) -> list[str]:
         return [MAIN, HELD_OUT] if self.options.held_out else [MAIN]
@@ -80,14 +80,20 @@ class Collection:
         # Its fused kernels do not call the modules they stand for.
         torch.backends.mha.set_fastpath_enabled(False)
         self.model.eval()
+        # Nothing is generated here, and what a cache holds would come up again in a replay.
+        caching = [c for c in _configs(self.model) if getattr(c, "use_cache", False)]
+        for config in caching:
+            config.use_cache = False
         for _, parameter in named():
             parameter.requires_grad_(False)
         try:
             with ExitStack() as self._hooks:
                 yield
         finally:
-            self._structure = self._inputs = self._gradients = None
+            self._watches.clear()
             torch.backends.mha.set_fastpath_enabled(fast_path)
+            for config in caching:
+                config.use_cache = True
             for module, training in modes.items():
                 module.training = training
             for name, parameter in named():
@@ -96,45 +102,31 @@ class Collection:
     def look_at(self, item: Any) -> None:
         """Learn from a batch how the model uses its modules, and add nothing."""
         with _memory_errors():
-            self._learn_structure(show(item, self.model, 0))
+            self._watches_for(show(item, self.model, 0))
 
     def add(self, item: Any, to: str = MAIN) -> int:
         """Run the model on a batch and add what it does; returns the number of examples."""
         totals = self.totals[to]
         shown = show(item, self.model, self.num_examples)
-        try:
-            with _memory_errors():
-                self._learn_structure(shown)
-                self._add(shown, totals)
-        finally:
-            for watch in (self._inputs, self._gradients):
-                if watch is not None:
-                    watch.current = None
+        masks = RowMasks(shown.masks, shown.examples.num_sequences)
+        with _memory_errors():
+            watches = self._watches_for(shown)
+            with watches.on(Pass(totals, shown.examples, masks)):
+                self._add(shown, watches)
         totals.num_examples += len(shown.examples.numbers)
         return len(shown.examples.numbers)
 
-    def _add(self, shown: ShownBatch, totals: Totals) -> None:
-        assert self._inputs is not None
-        masks = RowMasks(shown.masks, shown.examples.num_sequences)
-        current = Pass(totals, shown.examples, masks)
-        self._inputs.current = current if self.options.wants_inputs else None
-        if self._gradients is not None:
-            self._add_with_gradients(shown, current)
+    def _add(self, shown: ShownBatch, watches: "Watches") -> None:
+        if watches.gradients is None:
+            with torch.no_grad():
+                self._run(self.model, shown.item)
+            watches.inputs.end_forward()
             return
-        with torch.no_grad():
-            self._run(self.model, shown.item)
-        self._inputs.end_forward()
-
-    def _add_with_gradients(self, shown: ShownBatch, current: Pass) -> None:
-        assert self._inputs is not None
-        assert self._gradients is not None
-        self._gradients.current = current
-        self._gradients.begin_forward()
         with torch.enable_grad():
+            watches.gradients.begin_forward()
             result = self._run(self.model, shown.item)
-            self._inputs.end_forward()
-            self._inputs.current = None
-            self._gradients.backward(self._terms(result, shown))
+            watches.inputs.end_forward()
+            watches.gradients.backward(self._terms(result, shown))
 
     def _terms(self, result: Any, shown: ShownBatch) -> Iterator[Tensor]:
         """What to send back through the model, checked: one scalar for each example."""
@@ -173,43 +165,41 @@ class Collection:
                 )
             yield term
 
-    def _learn_structure(self, shown: ShownBatch) -> None:
-        if self._structure is not None:
-            return
+    def _watches_for(self, shown: ShownBatch) -> "Watches":
+        """What to watch in a batch; models take other ways with and without padding."""
+        if shown.is_padded in self._watches:
+            return self._watches[shown.is_padded]
 
         def run(num_examples: int) -> tuple[Any, int]:
             batch, num_sequences = shown.few(num_examples)
             return self._run(self.model, batch), num_sequences
 
         structure = find_structure(self.model, self._maps, run)
-        structure.leaders.update(self._restored)  # what had gone apart stays apart
-        self._structure = structure
-        wide = [m for m in self._maps if m.name in structure.widened]
-        self._hooks.enter_context(widening(wide, self._num_sequences))
-        watched = self._maps if self.options.wants_inputs else []
+        counted = self._maps if self.options.wants_inputs else []
         sets = tuple(self.totals.values())
-        self._inputs = InputWatch(watched, structure, sets, keep_means=self.options.bias)
+        inputs = InputWatch(counted, structure, self._shared, sets, keep_means=self.options.bias)
+        gradients = None
         if self.options.wants_gradients:
-            self._gradients = GradientWatch(
+            gradients = GradientWatch(
                 self.model, self._parameters, self._maps, structure, self.options.statistics
             )
-            if self._gradients.elsewhere:
+            if gradients.elsewhere:
                 raise RecipeError(
                     [
                         f"parameter '{name}': is kept on disk or in memory until it is used, so "
                         "its Fisher information cannot be taken; put the model on one device, "
                         "leave it out with --parameters, or collect gram or kfac"
-                        for name in self._gradients.elsewhere[:10]
+                        for name in gradients.elsewhere[:10]
                     ]
                 )
-            self._hooks.enter_context(self._gradients.hooks())
-        self._hooks.enter_context(self._inputs.hooks())
-
-    def _num_sequences(self) -> int:
-        for watch in (self._gradients, self._inputs):
-            if watch is not None and watch.current is not None:
-                return watch.current.examples.num_sequences
-        return 1
+        watches = Watches(structure, inputs, gradients)
+        wide = [m for m in self._maps if m.name in structure.widened]
+        self._hooks.enter_context(widening(wide, watches.num_sequences))
+        if gradients is not None:
+            self._hooks.enter_context(gradients.hooks())
+        self._hooks.enter_context(inputs.hooks())
+        self._watches[shown.is_padded] = watches
+        return watches
 
     @property
     def num_examples(self) -> int:
@@ -219,17 +209,18 @@ class Collection:
         """Go on from what an unfinished collection had, under the model's own names."""
         dtype = self.totals[MAIN].dtype
         self.totals = {name: totals_of(saved, name, dtype) for name in self.totals}
-        self._restored = {m.module: m.inputs for m in saved.header.maps if m.inputs is not None}
+        # What had gone apart stays apart.
+        self._shared.include(
+            {m.module: m.inputs for m in saved.header.maps if m.inputs is not None}
+        )
 
     def expected_bytes(self) -> int:
         """About the size of the statistics in float32; known once a batch was looked at."""
-        assert self._inputs is not None
-        leaders = set(self._inputs.shared.leaders.values())
-        inputs = [m for name, m in self._inputs.maps.items() if name in leaders]
-        with_outputs = self._gradients.with_outputs if self._gradients else set()
-        outputs = [m for m in self._maps if m.name in with_outputs]
+        leaders = set(self._shared.leaders.values())
+        inputs = [m for m in self._maps if m.name in leaders]
         num = sum(m.num_groups * m.num_inputs**2 // 2 for m in inputs if m.layout != "embedding")
-        num += sum(m.num_groups * m.num_outputs**2 // 2 for m in outputs)
+        if "kfac" in self.options.statistics:
+            num += sum(m.num_groups * m.num_outputs**2 // 2 for m in self._maps)
         if "fisher" in self.options.statistics:
             num += sum(owned.parameter.numel() for owned in self._parameters.values())
         return 4 * len(self.totals) * num
@@ -243,9 +234,9 @@ class Collection:
         seen = Seen(
             maps=self._maps,
             parameters=self._parameters,
-            leaders=self._inputs.shared.leaders if self._inputs else self._restored,
-            used=set(self._structure.uses) if self._structure else set(),
-            handled=self._gradients.handled if self._gradients else set(),
+            leaders=self._shared.leaders,
+            used={m for w in self._watches.values() for m in w.structure.uses},
+            handled={n for w in self._watches.values() if w.gradients for n in w.gradients.handled},
         )
         maps = describe_maps(seen, main, names)
         header = Header(
@@ -276,6 +267,37 @@ class Collection:
         if bad:
             raise NonFiniteError(bad)
         return result
+
+
+@dataclass(frozen=True)
+class Watches:
+    """What is watched in batches of one kind."""
+
+    structure: Structure
+    inputs: InputWatch
+    gradients: GradientWatch | None
+
+    @contextmanager
+    def on(self, current: Pass) -> Iterator[None]:
+        """Watch a batch on its way through the model."""
+        both = (self.inputs,) if self.gradients is None else (self.inputs, self.gradients)
+        for watch in both:
+            watch.current = current
+        try:
+            yield
+        finally:
+            for watch in both:
+                watch.current = None
+
+    def num_sequences(self) -> int:
+        """Of the batch that is watched; 1 if none is."""
+        current = self.inputs.current
+        return 1 if current is None else current.examples.num_sequences
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The configurations of a transformers model and its parts."""
+    return [module.config for module in model.modules() if hasattr(module, "config")]
 
 
 @contextmanager

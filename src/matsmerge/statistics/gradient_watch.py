@@ -15,7 +15,7 @@ from matsmerge.statistics.input_watch import Pass, first_argument
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.replay import ReplayCall
-from matsmerge.statistics.structure import Structure
+from matsmerge.statistics.structure import Structure, is_float
 from matsmerge.statistics.totals import BlockSum, Totals
 
 
@@ -157,7 +157,7 @@ class GradientWatch:
         self._replay_calls.append(call)
         leaves, spec = tree_flatten(output)
         for i, leaf in enumerate(leaves):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            if is_float(leaf):
                 leaves[i] = call.watch(leaf)
         return tree_unflatten(leaves, spec)
 

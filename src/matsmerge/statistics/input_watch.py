@@ -34,6 +34,7 @@ class InputWatch:
         self,
         maps: Sequence[LinearMap],
         structure: Structure,
+        shared: SharedInputs,
         sets: Sequence[Totals],
         *,
         keep_means: bool,
@@ -41,7 +42,8 @@ class InputWatch:
         self._maps = {m.name: m for m in maps if self._has_rows(m, structure)}
         self._sets = sets
         self._keep_means = keep_means
-        self.shared = SharedInputs({name: structure.leaders[name] for name in self._maps})
+        self.shared = shared
+        shared.include({name: structure.leaders[name] for name in self._maps})
 
     @staticmethod
     def _has_rows(m: LinearMap, structure: Structure) -> bool:
@@ -73,7 +75,7 @@ class InputWatch:
         return stack
 
     def end_forward(self) -> None:
-        """Settle which maps shared their input in this pass."""
+        """Settle which maps shared their input in this pass, and look away."""
 
         def split(leader: str, members: list[str]) -> None:
             for totals in self._sets:
@@ -82,6 +84,7 @@ class InputWatch:
                     totals.inputs |= {name: own.clone() for name in members if name != leader}
 
         self.shared.finish(split, self._count)
+        self.current = None
 
     def _count(self, name: str, x: Tensor) -> None:
         """Add an input to the second moment that goes by this name."""

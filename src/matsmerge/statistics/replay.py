@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from matsmerge.errors import DataError
 from matsmerge.statistics.gradients import Examples
+from matsmerge.statistics.structure import result_tensors, spread
 
 
 class ReplayCall:
@@ -40,9 +41,11 @@ class ReplayCall:
         """A copy of an output for others to use; the gradient that arrives at it is kept.
 
         A copy, so that gradients of uses within the module do not arrive with those from
-        outside, and so that the model's code may change it in place.
+        outside, and so that the model's code may change it in place. An output that all
+        sequences share gets a part for each.
         """
         index = len(self.outputs)
+        output = spread(output, self.examples.num_sequences)
         self.outputs.append(output.detach())
         copy = output.clone() if output.requires_grad else output.detach().requires_grad_().clone()
         copy.register_hook(lambda grad: self.grads.__setitem__(index, grad.detach()))
@@ -79,7 +82,7 @@ class ReplayCall:
             parameter.requires_grad_(True)
         try:
             with torch.enable_grad():
-                outputs = float_leaves(self.module(*args, **kwargs))
+                outputs = result_tensors(self.module(*args, **kwargs))
             if check:
                 self._check(outputs, [part(output) for output in self.outputs])
             reached = [i for i, o in enumerate(outputs) if i in self.grads and o.requires_grad]
@@ -109,9 +112,3 @@ class ReplayCall:
                     f"module '{self.name}' gives an example other outputs in a batch than alone, "
                     "so gradients of single examples cannot be taken; use batches of one example"
                 )
-
-
-def float_leaves(output: Any) -> list[Tensor]:
-    """The floating point tensors in what a module returns."""
-    leaves = tree_flatten(output)[0]
-    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]

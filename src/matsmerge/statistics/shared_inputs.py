@@ -25,12 +25,18 @@ class _Arrival:
 class SharedInputs:
     """Groups of maps by the input they share; a group goes by the name of its first map."""
 
-    def __init__(self, leaders: Mapping[str, str]) -> None:
-        self.leaders = dict(leaders)  # of each map
+    def __init__(self) -> None:
+        self.leaders: dict[str, str] = {}  # of each map
         self._members: dict[str, list[str]] = {}
-        for name, leader in self.leaders.items():
-            self._members.setdefault(leader, []).append(name)
         self._arrived: dict[str, list[_Arrival]] = {}
+
+    def include(self, leaders: Mapping[str, str]) -> None:
+        """Add maps that are not yet known, with the leader each is thought to have."""
+        for name, leader in leaders.items():
+            if name not in self.leaders:
+                own = leader if self.leaders.get(leader, leader) == leader else name
+                self.leaders[name] = own
+                self._members.setdefault(own, []).append(name)
 
     def members(self, leader: str) -> list[str]:
         """The maps of a group."""

@@ -25,9 +25,11 @@ class ShownBatch:
     def few(self, num_examples: int) -> tuple[Any, int]:
         """A batch of some of these examples, and its number of sequences.
 
-        The first ones come again if there are not so many.
+        Padded examples come first, since models take other ways with and without padding; and
+        the first ones come again if there are not so many.
         """
-        chosen = [n % len(self.examples.numbers) for n in range(num_examples)]
+        order = self._padded_first()
+        chosen = [order[n % len(order)] for n in range(num_examples)]
         if isinstance(self.item, Batch):
             batch = self.item.take(chosen)
             return batch, batch.first_sequences[-1]
@@ -37,6 +39,16 @@ class ShownBatch:
             return leaf[chosen] if is_whole and len(leaf) == self.examples.num_sequences else leaf
 
         return tree_map(part, self.item), num_examples
+
+    @property
+    def is_padded(self) -> tuple[bool, ...]:
+        """Which of the masks mask anything."""
+        return tuple(not bool(mask.all()) for mask in self.masks)
+
+    def _padded_first(self) -> list[int]:
+        example = self.examples.example_of_sequences(torch.device("cpu"))
+        most = [int(example[int(mask.sum(1).argmin())]) for mask in self.masks]
+        return list(dict.fromkeys([*most, *range(len(self.examples.numbers))]))
 
 
 def show(item: Any, model: nn.Module, next_number: int) -> ShownBatch:

@@ -7,13 +7,13 @@ modules themselves, so that no architecture needs to be known in advance.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.tasks.prediction import Prediction
@@ -37,6 +37,7 @@ class Use:
     module: str
     split: tuple[bool, ...]  # which leaves of its arguments have a part for each sequence
     is_separate: bool  # every output has a part for each sequence
+    is_spreadable: bool  # or one that all sequences share
     outer: "Use | None"
 
 
@@ -47,29 +48,24 @@ class Structure:
     uses: dict[str, list[Use]]  # by module
     leaders: dict[str, str]  # of each linear map, the first that receives the same input
     widened: frozenset[str]  # embeddings of positions that all sequences share
+    spread: frozenset[str]  # modules of which some output is shared by all sequences
 
     def replayed(self, module: str) -> list[str] | None:
         """The modules to run again for the gradients of one's own parameters; None: impossible."""
         found = []
         for use in self.uses.get(module, []):
-            outer: Use | None = use
-            while outer is not None and not outer.is_separate:
-                outer = outer.outer
-            if outer is None:
+            around = _nearest(use, lambda u: u.is_separate or u.module in self.spread)
+            if around is None:
                 return None
-            found.append(outer.module)
+            found.append(around.module)
         return list(dict.fromkeys(found))
 
     def is_within(self, inner: str, outer: str) -> bool:
         """Is every call of `inner` made by a call of `outer`?"""
-
-        def enclosing(use: Use) -> Iterator[str]:
-            above = use.outer
-            while above is not None:
-                yield above.module
-                above = above.outer
-
-        return all(outer in enclosing(use) for use in self.uses[inner])
+        return all(
+            use.outer is not None and _nearest(use.outer, lambda u: u.module == outer)
+            for use in self.uses[inner]
+        )
 
     def is_separate(self, module: str) -> bool:
         """Does every call of a module have a part for each sequence?"""
@@ -94,10 +90,43 @@ def find_structure(
             for call in first
         )
     ]
-    widened = frozenset[str]()
-    if shared and _same_when_widened(shared, lambda: run(3)[0], result, num_first):
-        widened = frozenset(m.name for m in shared)
-    return Structure(uses, _leaders(first, maps), widened)
+    spread = _shared_outputs(model, uses)
+    alone = Structure(uses, _leaders(first, maps), frozenset(), frozenset())
+    for widened, spreading in ((shared, spread), (shared, set()), ([], spread)):
+        # Whether that changes nothing is tried out; most models have at most one of the two.
+        if (widened or spreading) and _same_when_spread(
+            model, widened, spreading, lambda: run(3)[0], result, num_first
+        ):
+            names = frozenset(m.name for m in widened)
+            return replace(alone, widened=names, spread=frozenset(spreading))
+    return alone
+
+
+def _nearest(use: Use, fits: Callable[[Use], bool]) -> Use | None:
+    """The innermost call that fits, from one outwards."""
+    around: Use | None = use
+    while around is not None and not fits(around):
+        around = around.outer
+    return around
+
+
+def _shared_outputs(model: nn.Module, uses: dict[str, list[Use]]) -> set[str]:
+    """Modules around shared parameters that could be looked at, were their outputs spread."""
+    found = set()
+    for name, own_uses in uses.items():
+        if next(model.get_submodule(name).parameters(recurse=False), None) is not None:
+            for use in own_uses:
+                around = _nearest(use, lambda u: u.is_separate or u.is_spreadable)
+                if around is not None and not around.is_separate:
+                    found.add(around.module)
+    return found
+
+
+def spread(output: Tensor, num_sequences: int) -> Tensor:
+    """An output that all sequences share, with a part for each."""
+    if output.ndim and len(output) == 1:
+        return output.expand(num_sequences, *output.shape[1:])
+    return output
 
 
 @contextmanager
@@ -121,10 +150,23 @@ def widening(maps: Sequence[LinearMap], num_sequences: Callable[[], int]) -> Ite
             handle.remove()
 
 
-def _same_when_widened(
-    maps: Sequence[LinearMap], run: Callable[[], Any], expected: list[Tensor], num_sequences: int
+def _same_when_spread(
+    model: nn.Module,
+    widened: Sequence[LinearMap],
+    spreading: set[str],
+    run: Callable[[], Any],
+    expected: list[Tensor],
+    num_sequences: int,
 ) -> bool:
-    with torch.no_grad(), widening(maps, lambda: num_sequences):
+    """Does the model give the same when what its sequences share is spread out early?"""
+
+    def spread_all(_: nn.Module, _args: Any, output: Any) -> Any:
+        return tree_map(lambda t: spread(t, num_sequences) if is_float(t) else t, output)
+
+    with torch.no_grad(), widening(widened, lambda: num_sequences), ExitStack() as stack:
+        for name in spreading:
+            handle = model.get_submodule(name).register_forward_hook(spread_all)
+            stack.callback(handle.remove)
         try:
             again = result_tensors(run())
         except (RuntimeError, ValueError, IndexError, TypeError):
@@ -135,12 +177,16 @@ def _same_when_widened(
     )
 
 
+def is_float(leaf: Any) -> bool:
+    """Is it a tensor through which gradients flow?"""
+    return isinstance(leaf, Tensor) and leaf.is_floating_point()
+
+
 def result_tensors(result: Any) -> list[Tensor]:
     """The floating point tensors in what running a model gave."""
     if isinstance(result, Prediction):
         result = result.logits
-    leaves = tree_flatten(result)[0]
-    return [t for t in leaves if isinstance(t, Tensor) and t.is_floating_point()]
+    return [leaf for leaf in tree_flatten(result)[0] if is_float(leaf)]
 
 
 def _watch(
@@ -157,9 +203,7 @@ def _watch(
 
     def after(output: Any) -> None:
         leaves = tree_flatten(output)[0]
-        stack.pop().output_sizes = [
-            _size(t) for t in leaves if isinstance(t, Tensor) and t.is_floating_point()
-        ]
+        stack.pop().output_sizes = [_size(leaf) for leaf in leaves if is_float(leaf)]
 
     handles = []
     for name, module in model.named_modules():
@@ -204,13 +248,20 @@ def _uses(
         index = len(uses[call.module])
         match = others[call.module]
         other = match[index] if index < len(match) else None
-        if other is None:
-            split, separate = (False,) * len(call.inputs), False
-        else:
-            split = grows(call.input_sizes, other.input_sizes)
-            separate = all(grows(call.output_sizes, other.output_sizes))
         outer = made[id(call.outer)] if call.outer is not None else None
-        made[id(call)] = Use(call.module, split, separate and bool(call.output_sizes), outer)
+        if other is None:
+            nothing = (False,) * len(call.inputs)
+            made[id(call)] = Use(call.module, nothing, False, False, outer)
+        else:
+            parts = grows(call.output_sizes, other.output_sizes)
+            shared = [size == 1 for size in call.output_sizes]
+            made[id(call)] = Use(
+                call.module,
+                grows(call.input_sizes, other.input_sizes),
+                bool(parts) and all(parts),
+                bool(parts) and all(a or b for a, b in zip(parts, shared, strict=True)),
+                outer,
+            )
         uses[call.module].append(made[id(call)])
     return dict(uses)
 
