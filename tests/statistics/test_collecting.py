@@ -249,6 +249,14 @@ def test_kfac_is_the_fisher_where_it_is_exact() -> None:
     torch.testing.assert_close(factors, dense)
 
 
+def test_a_vocabulary_has_no_output_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("matsmerge.statistics.linear_maps.MAX_FACTOR_OUTPUTS", 30)
+    found = gather(make_case("llama"), statistics="kfac")
+    assert "outputs" in found.header.without["kfac"]["lm_head.weight"]
+    assert found.gram("lm_head").shape == (16, 16)
+    assert "model.layers.0.mlp.down_proj.weight" in found.parameters("kfac")
+
+
 def test_the_mean_over_tokens_scales_each_example() -> None:
     case = make_case("llama")
     summed, averaged = (

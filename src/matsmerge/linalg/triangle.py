@@ -46,37 +46,52 @@ class UpperSum:
     they are wide: with fewer, reading and writing the sum takes longer than the products.
     """
 
-    def __init__(self, sums: Tensor) -> None:
+    def __init__(self, sums: Tensor, first: Tensor | None = None) -> None:
         self._sums = sums  # (d, d) or (groups, d, d); below the diagonal: anything
+        self._first = first  # (d,) or (groups, d), the sum of the rows themselves, if wanted
         self._rows: Tensor | None = None  # (d, d), of which the first `_num_rows` are filled
         self._num_rows = 0
 
     @property
     def upper(self) -> Tensor:
         """The sum so far; its upper triangle, and anything below."""
-        if self._rows is not None and self._num_rows:
-            self._multiply(self._rows[: self._num_rows])
-            self._num_rows = 0
+        self._settle()
         return self._sums
 
-    def add(self, z: Tensor) -> None:  # (rows, d) or (groups, rows, d)
-        z = z.to(self._sums.dtype)
+    @property
+    def first(self) -> Tensor | None:
+        """The sum of the rows."""
+        self._settle()
+        return self._first
+
+    def add(self, z: Tensor, keep: Tensor | None = None) -> None:  # (rows, d), (groups, rows, d)
+        """Add rows, or those with the indices `keep`."""
         if self._sums.device != z.device:
-            self._sums = self.upper.to(z.device)
-            self._rows = None
+            self._settle()
+            self._sums, self._rows = self._sums.to(z.device), None
+            self._first = None if self._first is None else self._first.to(z.device)
         d = z.shape[-1]
-        if z.ndim == 3 or len(z) >= d:
-            self._multiply(z)
+        num_rows = z.shape[-2] if keep is None else len(keep)
+        if z.ndim == 3 or num_rows >= d:
+            self._multiply((z if keep is None else z[keep]).to(self._sums.dtype))
             return
         if self._rows is None:
             self._rows = torch.empty_like(self._sums)
-        while len(z):
-            taken = z[: d - self._num_rows]
-            self._rows[self._num_rows : self._num_rows + len(taken)] = taken
-            self._num_rows += len(taken)
-            z = z[len(taken) :]
-            if self._num_rows == d:
-                self._sums = self.upper
+        if self._num_rows + num_rows > d:
+            self._settle()
+        room = self._rows[self._num_rows : self._num_rows + num_rows]
+        if keep is None:
+            room.copy_(z)
+        elif z.dtype == room.dtype:
+            torch.index_select(z, 0, keep, out=room)
+        else:
+            room.copy_(z[keep])
+        self._num_rows += num_rows
+
+    def _settle(self) -> None:
+        if self._rows is not None and self._num_rows:
+            self._multiply(self._rows[: self._num_rows])
+            self._num_rows = 0
 
     def _multiply(self, z: Tensor) -> None:
         d = z.shape[-1]
@@ -88,6 +103,5 @@ class UpperSum:
                 torch.addmm(out, left, z[:, i:], out=out)
             else:
                 torch.baddbmm(out, left, z[..., i:], out=out)
-
-    def clone(self) -> "UpperSum":
-        return UpperSum(self.upper.clone())
+        if self._first is not None:
+            self._first += z.sum(-2)

@@ -220,7 +220,7 @@ class Collection:
         inputs = [m for m in self._maps if m.name in leaders]
         num = sum(m.num_groups * m.num_inputs**2 // 2 for m in inputs if m.layout != "embedding")
         if "kfac" in self.options.statistics:
-            num += sum(m.num_groups * m.num_outputs**2 // 2 for m in self._maps)
+            num += sum(m.num_groups * m.num_outputs**2 // 2 for m in self._maps if m.has_factor)
         if "fisher" in self.options.statistics:
             num += sum(owned.parameter.numel() for owned in self._parameters.values())
         return 4 * len(self.totals) * num

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.linear_maps import MAX_FACTOR_OUTPUTS, LinearMap
 from matsmerge.statistics.options import Kind, Options
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.statistics import Map
@@ -51,6 +51,7 @@ def find_lacking(
     """The parameters without a kind of statistic, each with the reason."""
     covered = {name for m in maps for name in _covered(m, kind, options)}
     weights = {m.weight for m in maps}
+    too_wide = {m.weight for m, own in zip(maps, seen.maps, strict=True) if not own.has_factor}
     for owned in seen.parameters.values():
         name = names[owned.name]
         if kind == "block_fisher" and not owned.is_vector:
@@ -60,12 +61,15 @@ def find_lacking(
         elif kind in ("gram", "kfac"):
             if name in covered:
                 continue
-            is_weight = name in weights
-            yield name, _NO_ROWS if is_weight else "not the weight of a linear map"
+            if name not in weights:
+                yield name, "not the weight of a linear map"
+            else:
+                yield name, _TOO_WIDE if kind == "kfac" and name in too_wide else _NO_ROWS
         elif owned.name not in (totals.squares if kind == "fisher" else totals.blocks):
             yield name, "has no part in the loss" if owned.name in seen.handled else _NOT_APART
 
 
+_TOO_WIDE = f"more than {MAX_FACTOR_OUTPUTS} outputs"
 _NO_ROWS = "its input is not one for each example"
 _NOT_APART = "its gradient cannot be taken for single examples"
 

@@ -38,7 +38,9 @@ class GradientWatch:
         self._kinds = kinds
         self._maps = {m.name: m for m in maps if m.name in structure.uses}
         self.with_outputs = {
-            name for name in self._maps if "kfac" in kinds and structure.is_separate(name)
+            name
+            for name, m in self._maps.items()
+            if "kfac" in kinds and m.has_factor and structure.is_separate(name)
         }
         self._plan()
         self._calls: dict[str, list[Call]] = {}  # by module, of this forward pass

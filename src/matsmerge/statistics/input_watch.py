@@ -101,9 +101,9 @@ class InputWatch:
                 total.add(by_group.flatten(-3, -2))
             return
         is_index = m.layout == "embedding"
-        mask = masks.of_rows(x.shape if is_index else x.shape[:-1], name)
+        real = masks.real_rows(x.shape if is_index else x.shape[:-1], name)
         rows = x.reshape(-1) if is_index else x.reshape(-1, x.shape[-1])
-        total.add(rows if mask is None else rows[mask.to(rows.device)])
+        total.add(rows, None if real is None else real.to(rows.device))
 
     def _new_sum(self, m: LinearMap, dtype: torch.dtype, device: torch.device) -> RowSum | TokenSum:
         d = m.num_inputs

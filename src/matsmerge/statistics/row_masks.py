@@ -20,12 +20,18 @@ class RowMasks:
         self._num_sequences = num_sequences
         self._masks = [mask.bool() for mask in masks]
         self._padded = any(not bool(mask.all()) for mask in self._masks)
+        self._found: dict[torch.Size, Tensor] = {}
 
-    def of_rows(self, lead: Sequence[int], module: str) -> Tensor | None:
-        """The mask of rows laid out as `lead`, flat; None where all of them are real."""
-        is_one_each = lead[0] == self._num_sequences == torch.Size(lead).numel()
+    def real_rows(self, lead: torch.Size, module: str) -> Tensor | None:
+        """Which rows are real, of those laid out as `lead` and counted flat; None for all."""
+        is_one_each = lead[0] == self._num_sequences == lead.numel()
         if is_one_each or not self._padded:
             return None
+        if lead not in self._found:
+            self._found[lead] = self._find(lead, module).flatten().nonzero()[:, 0]
+        return self._found[lead]
+
+    def _find(self, lead: torch.Size, module: str) -> Tensor:
         fitting = [mask for mask in self._masks if self._fits(mask, lead)]
         if not fitting:
             found = ", ".join(str(list(mask.shape)) for mask in self._masks)
@@ -41,7 +47,7 @@ class RowMasks:
                 "(encoder and decoder inputs of equal length); pad one of them by one more column, "
                 "so that they can be told apart"
             )
-        return masks[0].flatten()
+        return masks[0]
 
     def _axes(self, mask: Tensor, lead: Sequence[int]) -> list[int]:
         return [i for i in range(1, len(lead)) if lead[i] == mask.shape[1]]

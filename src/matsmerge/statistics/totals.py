@@ -14,31 +14,28 @@ class RowSum:
     """Sums over the input rows of a linear map: of zzᵀ, and of z if a bias may be joined."""
 
     def __init__(self, second: Tensor, first: Tensor | None, num_rows: int = 0) -> None:
-        self.second = UpperSum(second)  # (d, d) or (groups, d, d)
-        self.first = first  # (d,) or (groups, d)
+        self._sum = UpperSum(second, first)  # (d, d) or (groups, d, d), and without the last d
         self.num_rows = num_rows
 
-    def add(self, rows: Tensor) -> None:  # (rows, d) or (groups, rows, d)
-        self.second.add(rows)
-        if self.first is not None:
-            self.first = self.first.to(rows.device)
-            self.first += rows.sum(-2, dtype=self.first.dtype)
-        self.num_rows += rows.shape[-2]
+    def add(self, rows: Tensor, keep: Tensor | None = None) -> None:  # (rows, d), (groups, rows, d)
+        self._sum.add(rows, keep)
+        self.num_rows += rows.shape[-2] if keep is None else len(keep)
 
     def add_sum(self, other: "RowSum") -> None:
-        self.second = UpperSum(self.second.upper + other.second.upper)
-        if self.first is not None and other.first is not None:
-            self.first = self.first + other.first
+        first, others = self._sum.first, other._sum.first
+        joined = None if first is None or others is None else first + others
+        self._sum = UpperSum(self._sum.upper + other._sum.upper, joined)
         self.num_rows += other.num_rows
 
     def clone(self) -> "RowSum":
-        first = None if self.first is None else self.first.clone()
-        return RowSum(self.second.upper.clone(), first, self.num_rows)
+        first = self._sum.first
+        first = None if first is None else first.clone()
+        return RowSum(self._sum.upper.clone(), first, self.num_rows)
 
     def means(self) -> Iterator[tuple[str, Tensor, Form]]:
-        yield "inputs", pack_upper(self.second.upper) / self.num_rows, "symmetric"
-        if self.first is not None:
-            yield "mean", self.first / self.num_rows, "full"
+        yield "inputs", pack_upper(self._sum.upper) / self.num_rows, "symmetric"
+        if self._sum.first is not None:
+            yield "mean", self._sum.first / self.num_rows, "full"
 
 
 class TokenSum:
@@ -48,7 +45,8 @@ class TokenSum:
         self.counts = counts  # (d,)
         self.num_rows = num_rows
 
-    def add(self, indices: Tensor) -> None:  # (rows,)
+    def add(self, indices: Tensor, keep: Tensor | None = None) -> None:  # (rows,)
+        indices = indices if keep is None else indices[keep]
         counts = torch.bincount(indices, minlength=len(self.counts))
         self.counts = self.counts.to(counts.device) + counts
         self.num_rows += len(indices)
