@@ -35,7 +35,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +48,15 @@ TARGETS = "targets"  # in a batch, beside the model's own inputs
 SORTED, USUAL, SINGLE = "sorted.pt", "usual.pt", "single.pt"  # files of batches
 
 Batches = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one process measured."""
+
+    seconds: float
+    processor_seconds: float
+    peak_bytes: int
 
 
 @dataclass(frozen=True)
@@ -177,7 +186,7 @@ MEASUREMENTS: dict[str, tuple[Prepare, str]] = {
 
 
 def measure(name: str, folder: Path, num_threads: int) -> None:
-    """Print seconds and peak bytes, as JSON on the last line."""
+    """Print a `Run` as JSON, on the last line."""
     import torch
 
     torch.set_num_threads(num_threads)
@@ -190,10 +199,11 @@ def measure(name: str, folder: Path, num_threads: int) -> None:
         parameter.data = parameter.data.clone()
     run_forward(model, batches[-1:])
     before = settle_memory()
-    start = time.perf_counter()
+    start, processor_start = time.perf_counter(), time.process_time()
     run(model, batches)
     seconds = time.perf_counter() - start
-    print(json.dumps([seconds, memory("VmHWM") - before]))
+    processor_seconds = time.process_time() - processor_start
+    print(json.dumps(asdict(Run(seconds, processor_seconds, memory("VmHWM") - before))))
 
 
 def load_model(folder: Path, num_labels: int | None = None) -> "nn.Module":
@@ -279,7 +289,7 @@ def write_inputs(
     )
 
 
-def run_process(python: Path, name: str, folder: Path, num_threads: int) -> tuple[float, int]:
+def run_process(python: Path, name: str, folder: Path, num_threads: int) -> Run:
     command = [str(python), __file__, "--measure", name, str(folder), str(num_threads)]
     threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
     offline = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -288,8 +298,7 @@ def run_process(python: Path, name: str, folder: Path, num_threads: int) -> tupl
     )
     if process.returncode != 0:
         sys.exit(f"measuring '{name}' with {python} failed:\n{process.stderr[-3000:]}")
-    seconds, peak_bytes = json.loads(process.stdout.splitlines()[-1])
-    return seconds, peak_bytes
+    return Run(**json.loads(process.stdout.splitlines()[-1]))
 
 
 def print_table(seconds: dict[str, float], peak_bytes: dict[str, int]) -> None:
@@ -331,16 +340,23 @@ def main() -> None:
     pythons = dict.fromkeys(MEASUREMENTS, Path(sys.executable))
     pythons |= {name: arguments.fusion_bench for name in pythons if name.startswith("FusionBench")}
     names = [name for name, python in pythons.items() if python]
-    runs: dict[str, list[tuple[float, int]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory() as folder:
-        print(write_inputs(Path(folder), source, examples, num_single))
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder)
+        print(write_inputs(folder, source, examples, num_single))
         print(f"threads: {arguments.threads}; medians of {arguments.repeat} runs", flush=True)
         for _ in range(arguments.repeat):
             for name in names:
-                runs[name].append(run_process(pythons[name], name, Path(folder), arguments.threads))
-    seconds = {name: statistics.median(s for s, _ in runs[name]) for name in names}
+                runs[name].append(run_process(pythons[name], name, folder, arguments.threads))
+    seconds = {name: statistics.median(run.seconds for run in runs[name]) for name in names}
     seconds["loop, one by one"] *= len(examples) / num_single
-    print_table(seconds, {name: max(peak for _, peak in runs[name]) for name in names})
+    print_table(seconds, {name: max(run.peak_bytes for run in runs[name]) for name in names})
+    everything = [run for own in runs.values() for run in own]
+    shares = [r.processor_seconds / r.seconds / arguments.threads for r in everything]
+    print(
+        f"processor time had: {statistics.mean(shares):.0%} of what was asked for, in the worst "
+        f"run {min(shares):.0%}; the ratios mean little where others took much of it"
+    )
 
 
 if __name__ == "__main__":

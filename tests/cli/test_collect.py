@@ -248,6 +248,14 @@ def test_a_sorted_file_is_noticed(mats: Run, bert: Path, tmp_path: Path) -> None
     assert "--shuffle" not in err
 
 
+def test_the_same_data_is_not_added_twice(mats: Run, bert: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.safetensors"
+    assert mats("collect", bert, "--data", tmp_path / "data.jsonl", "--out", out, "-q")[0] == 0
+    code, _, err = mats("stats", "combine", out, out, "--out", tmp_path / "b.safetensors")
+    assert code == 1
+    assert "same data" in err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -259,6 +267,7 @@ def test_a_sorted_file_is_noticed(mats: Run, bert: Path, tmp_path: Path) -> None
         (["--data", "{}/data.jsonl", "--statistics", "gramm"], "'gramm' is not a kind"),
         (["--data", "{}/data.jsonl", "--task", "classification"], "--task 'classification'"),
         (["--data", "{}/data.jsonl", "--task", "seq2seq"], "seq2seq"),
+        (["--data", "{}/data.jsonl", "--device", "cuda"], "device 'cuda': the model cannot be put there"),
         (["--data", "{}/data.jsonl", "--held-out", "1.5"], "held_out"),
         (["--data", "{}/data.jsonl", "--held-out", "0.01"], "both sets need at least one"),
         (["--data", "{}/data.jsonl", "--fisher", "exact"], "fisher: input should be 'empirical' or 'true'"),

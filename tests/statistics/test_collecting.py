@@ -186,6 +186,24 @@ def test_models_larger_than_memory(tmp_path: Path) -> None:
         gather(offloaded, statistics="fisher", checkpoint=case.model)
 
 
+class Router(nn.Module):
+    """An expert that may get no rows at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expert = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x[x[:, 0] > 0] += self.expert(x[x[:, 0] > 0])
+        return x
+
+
+def test_no_rows_are_no_statistics() -> None:
+    statistics = matsmerge.collect(Router(), [-torch.rand(3, 3), -torch.rand(3, 3)])
+    assert statistics.header.maps == ()
+    assert "expert.weight" in statistics.header.without["gram"]
+
+
 # The Fisher information
 
 
@@ -236,7 +254,7 @@ def test_kfac_is_the_fisher_where_it_is_exact() -> None:
         model,
         [x],
         "kfac",
-        loss=lambda m, batch: (m(batch), torch.zeros(5, dtype=torch.long)),
+        loss=lambda m, batch: (m(batch), torch.zeros(len(batch), dtype=torch.long)),
         fisher="true",
     )
     weight = model.weight
@@ -300,6 +318,14 @@ def test_an_interrupted_collection_goes_on(case: Case, tmp_path: Path, after: in
         matsmerge.collect(case.model, batches, **options)
 
 
+def test_other_batches_are_not_taken_for_the_same(tmp_path: Path) -> None:
+    case, out = make_case("bert"), tmp_path / "s.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        gather(case, interrupted(case.batches(2), 1), out=out)  # type: ignore[arg-type]
+    with pytest.raises(matsmerge.OutputError, match="4 examples of 2 batches, which now have 6"):
+        gather(case, case.batches(3), out=out, resume=True)
+
+
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case, out = make_case("bert"), tmp_path / "s.safetensors"
     from matsmerge.statistics import statistics_file
@@ -337,8 +363,9 @@ def linear_loss(model: nn.Module, batch: Any) -> Tensor:
         ("gram", None, [], matsmerge.DataError, "holds no tensors"),
         ("gram", None, torch.ones(0, 3), matsmerge.DataError, "batch is empty"),
         ("fisher", lambda m, b: m(b).sum(), torch.ones(2, 3), matsmerge.DataError, r"expected the loss of each example.*\[2\]"),
+        ("fisher", lambda m, b: (m(b), torch.tensor([0, 0])[:1]), torch.ones(2, 3), matsmerge.DataError, r"targets \[1\] for a batch of 2"),
         ("fisher", lambda m, b: m(b).sum(1) / 0, torch.ones(2, 3), matsmerge.NonFiniteError, "example 0: its loss is"),
-        ("fisher", lambda m, b: (m(b), torch.tensor([0, 7])), torch.ones(2, 3), matsmerge.DataError, "example 1: target 7 is out of range, the model has 4"),
+        ("fisher", lambda m, b: (m(b[0]), b[1]), (torch.ones(2, 3), torch.tensor([0, 7])), matsmerge.DataError, "example 1: target 7 is out of range, the model has 4"),
     ],
 )  # fmt: skip
 def test_errors(statistics: str, loss: Any, batch: Any, error: Any, message: str) -> None:

@@ -19,7 +19,7 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "data.jsonl", rows)
     common = [
         "collect", str(folder), "--data", str(tmp_path / "data.jsonl"), "--dtype", "float64",
-        "--statistics", "gram,kfac,fisher,block_fisher", "--batch-size", "3", "--held-out", "0.3",
+        "--statistics", "gram,kfac,fisher,block_fisher", "--batch-size", "10", "--held-out", "0.3",
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     files = []

@@ -91,6 +91,12 @@ def test_another_model_is_refused(file: Path, model: nn.Linear, tmp_path: Path) 
         combine([statistics, differently], force=True)
 
 
+def test_what_does_not_add_up_is_refused(file: Path, tmp_path: Path) -> None:
+    other = matsmerge.collect(nn.Linear(4, 2), [torch.randn(5, 4)])
+    with pytest.raises(matsmerge.StatisticsError, match="different shapes"):
+        combine([open_statistics(file), other], force=True)
+
+
 def test_float16_is_too_narrow(model: nn.Linear, tmp_path: Path) -> None:
     with pytest.raises(matsmerge.RecipeError, match="found 'float16'.*too large"):
         matsmerge.collect(

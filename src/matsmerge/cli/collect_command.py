@@ -60,7 +60,7 @@ def collect(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Only parameters that match, e.g. '*.attention.*'. Repeatable.",
+            help="Only parameters that match, e.g. 'encoder.*'. Repeatable.",
         ),
     ] = None,
     held_out: Annotated[
@@ -235,6 +235,8 @@ def collect(
         display.show_notes(prepared.notes)
     with display.example_bar(prepared.num_examples, quiet=quiet or as_json) as bar:
         collected = prepared.run(Output(target, dtype, resume=resume), bar)
+    if not quiet and not as_json:
+        display.show_notes(prepared.collection.notes)
     if process.is_first:
         _report(prepared, collected, target, quiet=quiet, as_json=as_json)
 
@@ -290,7 +292,7 @@ def _report(
             "num_grams": len({m.inputs for m in header.maps if m.inputs is not None}),
             "parameters": {kind: len(collected.parameters(kind)) for kind in collected.kinds},
             "without": header.without,
-            "notes": prepared.notes,
+            "notes": [*prepared.notes, *prepared.collection.notes],
         }
         print(json.dumps(content, indent=2))
     elif not quiet:

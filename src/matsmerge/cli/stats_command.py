@@ -77,9 +77,12 @@ def inspect(path: str, model: str | None, *, quiet: bool, as_json: bool) -> None
         content = {
             "path": path,
             "header": statistics.header.model_dump(),
-            "spectra": {key: asdict(found) for key, _, _, found in rows},
+            "spectra": {
+                key: asdict(found) | {"condition": None if found.is_singular else found.condition}
+                for key, _, _, found in rows
+            },
         }
-        print(json.dumps(content, indent=2).replace("Infinity", "null"))
+        print(json.dumps(content, indent=2))
         return
     _show(path, statistics, rows)
 

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import shutil
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from matsmerge.statistics.processes import (
     this_process,
     wait_for_processes,
 )
+from matsmerge.statistics.shown_batch import count_examples
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics, public_name
 from matsmerge.statistics.statistics_file import parse_dtype, save_statistics
 from matsmerge.tasks.parameter_names import match_names
@@ -77,13 +79,12 @@ def collect(
     source = open_checkpoint(model if checkpoint is None else checkpoint)
     names = None if checkpoint is None else match_names(model, source)
     origin = Origin(name=name or public_name(source.label), fingerprint=fingerprint(source))
-    return run(
-        Collection(model, checked, loss, names),
-        _assign(batches, checked),
-        origin,
-        Origin(name=data, fingerprint=""),
-        output,
-    )
+    collection = Collection(model, checked, loss, names)
+    batches = _assign(batches, checked)
+    result = run(collection, batches, origin, Origin(name=data, fingerprint=""), output)
+    for note in collection.notes:
+        warnings.warn(note, stacklevel=2)
+    return result
 
 
 def _assign(batches: Iterable[Any], options: Options) -> Iterable[tuple[str, Any]]:
@@ -109,16 +110,18 @@ def run(
     data: Origin,
     output: Output | None,
     progress: Progress | None = None,
+    plan: str = "",
 ) -> Statistics:
     """Add this process's batches, each with the set it goes to, and then those of all processes.
 
-    With an output, an unfinished collection is kept beside it every minute and on Ctrl-C.
+    With an output, an unfinished collection is kept beside it every minute and on Ctrl-C. `plan`
+    says how the batches were made, which must be the same for it to be continued.
     """
     progress = progress or NoProgress()
     process = this_process()
     partial = None
     if output is not None:
-        identity = _identity(collection.options, model, data, process)
+        identity = _identity(collection.options, model, data, process, plan)
         partial = PartialFile(output.path, identity, process.suffix)
     interruption = Interruption()
     with collection.running(), interruption.watching():
@@ -126,6 +129,7 @@ def run(
         if partial is not None and output is not None:
             num_done = partial.load(collection) if output.resume else partial.remove()
         progress.advance(collection.num_examples)
+        num_restored, num_skipped = collection.num_examples, 0
         num_batches = 0
         for num_batches, (to, item) in enumerate(batches, 1):
             if num_batches == 1:
@@ -133,6 +137,13 @@ def run(
                 if output is not None:
                     check_space(output.path, collection.expected_bytes())
             if num_batches <= num_done:
+                num_skipped += count_examples(item)
+                if num_batches == num_done and num_skipped != num_restored:
+                    raise OutputError(
+                        f"{partial.path if partial else ''}: holds {num_restored} examples of "
+                        f"{num_done} batches, which now have {num_skipped}; the batches were made "
+                        "in another way, start anew with --overwrite"
+                    )
                 continue
             progress.advance(collection.add(item, to))
             if partial is not None and (interruption.is_asked or partial.is_due):
@@ -156,13 +167,14 @@ def run(
     return total
 
 
-def _identity(options: Options, model: Origin, data: Origin, process: Process) -> str:
+def _identity(options: Options, model: Origin, data: Origin, process: Process, plan: str) -> str:
     """What must be the same for a collection to be continued."""
     content: Mapping[str, object] = {
         "options": options.model_dump(mode="json"),
         "model": model.fingerprint,
         "data": data.fingerprint,
         "process": process.suffix,
+        "plan": plan,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -3,28 +3,24 @@
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from matsmerge.errors import DataError, NonFiniteError, RecipeError, ResourceError
+from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.errors import NonFiniteError, RecipeError, ResourceError
 from matsmerge.statistics.combining import statistics_of
 from matsmerge.statistics.describing import Seen, describe_maps, find_lacking
-from matsmerge.statistics.gradient_watch import GradientWatch
-from matsmerge.statistics.input_watch import InputWatch, Pass
 from matsmerge.statistics.options import Options
 from matsmerge.statistics.parameters import find_maps, find_parameters, join_tied
-from matsmerge.statistics.row_masks import RowMasks
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Header, Origin, Statistics
-from matsmerge.statistics.structure import Structure, find_structure, widening
 from matsmerge.statistics.totals import Totals, totals_of
+from matsmerge.statistics.watches import Subject, Watches
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.prediction import IGNORED, Prediction
 from matsmerge.version import __version__
 
 Loss = Callable[[nn.Module, Any], Any]
@@ -65,6 +61,7 @@ class Collection:
         self._maps = find_maps(model, self._parameters)
         self._shared = SharedInputs()
         self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
+        self.notes: list[str] = []  # what the user should know of how it went
 
     def _set_names(self) -> list[str]:
         return [MAIN, HELD_OUT] if self.options.held_out else [MAIN]
@@ -108,97 +105,28 @@ class Collection:
         """Run the model on a batch and add what it does; returns the number of examples."""
         totals = self.totals[to]
         shown = show(item, self.model, self.num_examples)
-        masks = RowMasks(shown.masks, shown.examples.num_sequences)
         with _memory_errors():
-            watches = self._watches_for(shown)
-            with watches.on(Pass(totals, shown.examples, masks)):
-                self._add(shown, watches)
+            self._watches_for(shown).add(shown, totals)
         totals.num_examples += len(shown.examples.numbers)
         return len(shown.examples.numbers)
 
-    def _add(self, shown: ShownBatch, watches: "Watches") -> None:
-        if watches.gradients is None:
-            with torch.no_grad():
-                self._run(self.model, shown.item)
-            watches.inputs.end_forward()
-            return
-        with torch.enable_grad():
-            watches.gradients.begin_forward()
-            result = self._run(self.model, shown.item)
-            watches.inputs.end_forward()
-            watches.gradients.backward(self._terms(result, shown))
-
-    def _terms(self, result: Any, shown: ShownBatch) -> Iterator[Tensor]:
-        """What to send back through the model, checked: one scalar for each example."""
-        numbers = shown.examples.numbers
-        if isinstance(result, tuple) and len(result) == 2:
-            result = Prediction(*result)
-        if isinstance(result, Prediction):
-            _check_targets(result, numbers)
-            options = self.options
-            terms = result.fisher_terms(
-                options.fisher, options.reduction, numbers, options.seed, options.num_samples
-            )
-        else:
-            if not isinstance(result, Tensor) or result.shape != (len(numbers),):
-                found = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                raise DataError(
-                    f"the loss function returned {found}, expected the loss of each example, a "
-                    f"tensor of shape [{len(numbers)}] (reduction='none'), or a tuple of logits "
-                    "and targets"
-                )
-            if self.options.fisher == "true":
-                raise DataError(
-                    "the true Fisher needs the model's distribution; let the loss function "
-                    "return a tuple of logits and targets"
-                )
-            terms = iter([result])
-        for term in terms:
-            bad = (~term.detach().isfinite()).nonzero()[:, 0].tolist()
-            if bad:
-                raise NonFiniteError(
-                    [
-                        f"example {numbers[n]}: its loss is {float(term[n].detach())}; look at the "
-                        "example, or use a wider dtype"
-                        for n in bad
-                    ]
-                )
-            yield term
-
-    def _watches_for(self, shown: ShownBatch) -> "Watches":
+    def _watches_for(self, shown: ShownBatch) -> Watches:
         """What to watch in a batch; models take other ways with and without padding."""
-        if shown.is_padded in self._watches:
-            return self._watches[shown.is_padded]
-
-        def run(num_examples: int) -> tuple[Any, int]:
-            batch, num_sequences = shown.few(num_examples)
-            return self._run(self.model, batch), num_sequences
-
-        structure = find_structure(self.model, self._maps, run)
-        counted = self._maps if self.options.wants_inputs else []
-        sets = tuple(self.totals.values())
-        inputs = InputWatch(counted, structure, self._shared, sets, keep_means=self.options.bias)
-        gradients = None
-        if self.options.wants_gradients:
-            gradients = GradientWatch(
-                self.model, self._parameters, self._maps, structure, self.options.statistics
+        if shown.is_padded not in self._watches:
+            subject = Subject(
+                self.model,
+                self._run,
+                self.options,
+                self._parameters,
+                self._maps,
+                self._shared,
+                tuple(self.totals.values()),
             )
-            if gradients.elsewhere:
-                raise RecipeError(
-                    [
-                        f"parameter '{name}': is kept on disk or in memory until it is used, so "
-                        "its Fisher information cannot be taken; put the model on one device, "
-                        "leave it out with --parameters, or collect gram or kfac"
-                        for name in gradients.elsewhere[:10]
-                    ]
-                )
-        watches = Watches(structure, inputs, gradients)
-        wide = [m for m in self._maps if m.name in structure.widened]
-        self._hooks.enter_context(widening(wide, watches.num_sequences))
-        if gradients is not None:
-            self._hooks.enter_context(gradients.hooks())
-        self._hooks.enter_context(inputs.hooks())
-        self._watches[shown.is_padded] = watches
+            self._watches[shown.is_padded] = Watches(subject, shown, self._hooks)
+        watches = self._watches[shown.is_padded]
+        if not watches.is_tried_out and len(shown.examples.numbers) > 1:
+            watches.try_out(shown)
+        self.notes += [note for note in watches.notes if note not in self.notes]
         return watches
 
     @property
@@ -230,15 +158,19 @@ class Collection:
     ) -> Statistics:
         """What has been collected so far, as means; with `own_names`, those of the module."""
         names = {n: n for n in self._parameters} if own_names else self._names
-        main = self.totals[MAIN]
+        sets = self.totals.values()
         seen = Seen(
             maps=self._maps,
             parameters=self._parameters,
             leaders=self._shared.leaders,
             used={m for w in self._watches.values() for m in w.structure.uses},
-            handled={n for w in self._watches.values() if w.gradients for n in w.gradients.handled},
+            handled={n for w in self._watches.values() for n in w.handled},
+            inputs={name for totals in sets for name in totals.inputs},
+            outputs={name for totals in sets for name in totals.outputs},
+            squares={name for totals in sets for name in totals.squares},
+            blocks={name for totals in sets for name in totals.blocks},
         )
-        maps = describe_maps(seen, main, names)
+        maps = describe_maps(seen, names)
         header = Header(
             model=model,
             data=data,
@@ -253,12 +185,12 @@ class Collection:
                 for alias in p.aliases
             },
             without={
-                kind: dict(find_lacking(kind, seen, main, maps, names, self.options))
+                kind: dict(find_lacking(kind, seen, maps, names, self.options))
                 for kind in self.options.statistics
             },
         )
         renamed = {name: _renamed(totals, names) for name, totals in self.totals.items()}
-        result = statistics_of(header, renamed)
+        result = statistics_of(header, renamed, torch.float64 if own_names else None)
         bad = [
             f"'{name}' holds NaN or Inf; the model overflows on some example"
             for name in result.arrays.specs
@@ -267,32 +199,6 @@ class Collection:
         if bad:
             raise NonFiniteError(bad)
         return result
-
-
-@dataclass(frozen=True)
-class Watches:
-    """What is watched in batches of one kind."""
-
-    structure: Structure
-    inputs: InputWatch
-    gradients: GradientWatch | None
-
-    @contextmanager
-    def on(self, current: Pass) -> Iterator[None]:
-        """Watch a batch on its way through the model."""
-        both = (self.inputs,) if self.gradients is None else (self.inputs, self.gradients)
-        for watch in both:
-            watch.current = current
-        try:
-            yield
-        finally:
-            for watch in both:
-                watch.current = None
-
-    def num_sequences(self) -> int:
-        """Of the batch that is watched; 1 if none is."""
-        current = self.inputs.current
-        return 1 if current is None else current.examples.num_sequences
 
 
 def _configs(model: nn.Module) -> list[Any]:
@@ -304,9 +210,12 @@ def _configs(model: nn.Module) -> list[Any]:
 def _memory_errors() -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "memory" not in str(error):
+            raise
         raise ResourceError(
-            "a batch does not fit into memory; use a smaller --batch-size or --max-tokens"
+            "a batch or its statistics do not fit into memory; use a smaller --batch-size or "
+            f"--max-tokens, or fewer --parameters ({first_line(error)})"
         ) from error
 
 
@@ -316,29 +225,6 @@ def _run_plain(model: nn.Module, item: Any) -> Any:
     if isinstance(item, Mapping):
         return model(**item)
     return model(*item) if isinstance(item, (tuple, list)) else model(item)
-
-
-def _check_targets(prediction: Prediction, numbers: Any) -> None:
-    targets, num_classes = prediction.targets, prediction.logits.shape[-1]
-    if targets is None:
-        return
-    wrong = (targets < 0) | (targets >= num_classes)
-    if prediction.logits.ndim == 3:
-        wrong = wrong & (targets != IGNORED)
-        nothing = (targets == IGNORED).all(1).nonzero()[:, 0].tolist()
-        if nothing:
-            raise DataError(
-                [f"example {numbers[n]}: has no target to predict; leave it out" for n in nothing]
-            )
-    if bool(wrong.any()):
-        bad = wrong.nonzero()
-        raise DataError(
-            [
-                f"example {numbers[where[0]]}: target {int(targets[tuple(where)])} is out of "
-                f"range, the model has {num_classes} classes"
-                for where in bad.tolist()[:10]
-            ]
-        )
 
 
 def _renamed(totals: Totals, names: Mapping[str, str]) -> Totals:

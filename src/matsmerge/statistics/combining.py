@@ -23,6 +23,12 @@ def combine(parts: list[Statistics], *, force: bool = False) -> Statistics:
         problems += _differences(first, part, force=force)
     if problems:
         raise StatisticsError(problems)
+    return add_up(parts)
+
+
+def add_up(parts: list[Statistics]) -> Statistics:
+    """`combine` for parts that are known to belong together."""
+    first = parts[0]
     leaders = _common_leaders([part.header.maps for part in parts])
     dtype = torch.float64
     totals: dict[str, Totals] = {}
@@ -43,12 +49,14 @@ def combine(parts: list[Statistics], *, force: bool = False) -> Statistics:
     return statistics_of(header, totals)
 
 
-def statistics_of(header: Header, totals: dict[str, Totals]) -> Statistics:
+def statistics_of(
+    header: Header, totals: dict[str, Totals], dtype: torch.dtype | None = None
+) -> Statistics:
     """Statistics of running totals; the header says all that the totals do not."""
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
     for name, of_set in totals.items():
-        means, own_forms = of_set.arrays()
+        means, own_forms = of_set.arrays(dtype)
         arrays |= {f"{name}/{key}": values for key, values in means.items()}
         forms |= {f"{name}/{key}": form for key, form in own_forms.items()}
     described = {name: of_set.description() for name, of_set in totals.items()}
@@ -65,6 +73,19 @@ def _differences(first: Statistics, other: Statistics, *, force: bool) -> list[s
             f"({a.model.fingerprint[:16]}) and '{b.model.name}' ({b.model.fingerprint[:16]}); "
             "add them all the same with --force"
         )
+    twice = {o.fingerprint for o in a.data} & {o.fingerprint for o in b.data} - {""}
+    if twice and not force:
+        problems.append(
+            f"{labels}: collected on the same data, which would count twice; add them all the "
+            "same with --force"
+        )
+    shapes = _shapes(first), _shapes(other)
+    unlike = [n for n in shapes[0] if shapes[1].get(n, shapes[0][n]) != shapes[0][n]]
+    if unlike:
+        problems.append(
+            f"{labels}: of models of different shapes, '{unlike[0]}' has {shapes[0][unlike[0]]} "
+            f"and {shapes[1][unlike[0]]} values"
+        )
     for key in sorted({*Options.model_fields} - {"held_out", "seed"}):
         ours, theirs = getattr(a.options, key), getattr(b.options, key)
         if ours != theirs:
@@ -72,6 +93,12 @@ def _differences(first: Statistics, other: Statistics, *, force: bool) -> list[s
                 f"{labels}: collected with different options, {key} is {ours} and {theirs}"
             )
     return problems
+
+
+def _shapes(statistics: Statistics) -> dict[str, int]:
+    """How many values each array has, but for gradients kept one by one."""
+    specs = statistics.arrays.specs
+    return {n: specs[n].num_elements for n in specs if statistics.header.forms[n] == "full"}
 
 
 def _common_leaders(all_maps: list[tuple[Map, ...]]) -> dict[str, str]:

@@ -39,6 +39,7 @@ class PreparedCollection:
     batches: list[tuple[str, list[Encoded]]]  # this process's
     model: Origin
     data: Origin
+    plan: str  # how the batches were made
     notes: list[str]
 
     @property
@@ -47,7 +48,9 @@ class PreparedCollection:
 
     def run(self, output: Output, progress: Progress | None = None) -> Statistics:
         """Collect and write."""
-        return run(self.collection, self._collated(), self.model, self.data, output, progress)
+        return run(
+            self.collection, self._collated(), self.model, self.data, output, progress, self.plan
+        )
 
     def _collated(self) -> Iterator[tuple[str, Any]]:
         for to, batch in self.batches:
@@ -90,8 +93,16 @@ def prepare(
             name=public_name(loaded.checkpoint.label), fingerprint=fingerprint(loaded.checkpoint)
         ),
         Origin(name=public_name(data.name), fingerprint=fingerprint_rows(rows, data.folder)),
+        _describe_plan(loaded, batches),
         notes,
     )
+
+
+def _describe_plan(loaded: LoadedModel, batches: list[tuple[str, list[Encoded]]]) -> str:
+    """What must be the same for the same batches to come up again."""
+    numbers = [(to, [(e.number, e.length) for e in batch]) for to, batch in batches]
+    dtypes = sorted({str(p.dtype) for p in loaded.model.parameters()})
+    return f"{loaded.task.kind} {loaded.task.options} {dtypes} {numbers}"
 
 
 def _choose(num_rows: int, choice: Choice, seed: int) -> list[int]:

@@ -7,7 +7,6 @@ from matsmerge.statistics.linear_maps import MAX_FACTOR_OUTPUTS, LinearMap
 from matsmerge.statistics.options import Kind, Options
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.statistics import Map
-from matsmerge.statistics.totals import Totals
 
 
 @dataclass(frozen=True)
@@ -19,9 +18,14 @@ class Seen:
     leaders: Mapping[str, str]  # of maps whose inputs are counted
     used: set[str]  # modules
     handled: set[str]  # parameters whose gradients are known for single examples
+    # What any of the sets has:
+    inputs: set[str]
+    outputs: set[str]
+    squares: set[str]
+    blocks: set[str]
 
 
-def describe_maps(seen: Seen, totals: Totals, names: Mapping[str, str]) -> list[Map]:
+def describe_maps(seen: Seen, names: Mapping[str, str]) -> list[Map]:
     """The linear maps, with their parameters' names as in the checkpoint."""
     owned = {owner: p.name for p in seen.parameters.values() for owner in p.owners}
     maps = []
@@ -33,8 +37,8 @@ def describe_maps(seen: Seen, totals: Totals, names: Mapping[str, str]) -> list[
                 layout=m.layout,
                 weight=names[owned[m.name, "weight"]],
                 bias=None if bias is None else names[bias],
-                inputs=leader if leader in totals.inputs else None,
-                outputs=m.name in totals.outputs,
+                inputs=leader if leader in seen.inputs else None,
+                outputs=m.name in seen.outputs,
             )
         )
     return maps
@@ -43,29 +47,31 @@ def describe_maps(seen: Seen, totals: Totals, names: Mapping[str, str]) -> list[
 def find_lacking(
     kind: Kind,
     seen: Seen,
-    totals: Totals,
     maps: Sequence[Map],
     names: Mapping[str, str],
     options: Options,
 ) -> Iterator[tuple[str, str]]:
     """The parameters without a kind of statistic, each with the reason."""
-    covered = {name for m in maps for name in _covered(m, kind, options)}
+    if kind in ("gram", "kfac"):
+        covered = {name for m in maps for name in _covered(m, kind, options)}
+    else:
+        covered = {names[n] for n in (seen.squares if kind == "fisher" else seen.blocks)}
     weights = {m.weight for m in maps}
     too_wide = {m.weight for m, own in zip(maps, seen.maps, strict=True) if not own.has_factor}
     for owned in seen.parameters.values():
         name = names[owned.name]
         if kind == "block_fisher" and not owned.is_vector:
             yield name, "not a vector"
+        elif name in covered:
+            continue
         elif not any(module in seen.used for module, _ in owned.owners):
-            yield name, "not used on this data"
+            yield name, "its module is not called on this data"
         elif kind in ("gram", "kfac"):
-            if name in covered:
-                continue
             if name not in weights:
                 yield name, "not the weight of a linear map"
             else:
                 yield name, _TOO_WIDE if kind == "kfac" and name in too_wide else _NO_ROWS
-        elif owned.name not in (totals.squares if kind == "fisher" else totals.blocks):
+        else:
             yield name, "has no part in the loss" if owned.name in seen.handled else _NOT_APART
 
 

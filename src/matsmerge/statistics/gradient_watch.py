@@ -46,7 +46,6 @@ class GradientWatch:
         self._calls: dict[str, list[Call]] = {}  # by module, of this forward pass
         self._replay_calls: list[ReplayCall] = []
         self._waiting: dict[str, int] = {}  # of each parameter, calls yet without gradients
-        self._checked: set[str] = set()
 
     def _plan(self) -> None:
         """Decide which parameters' gradients have a closed form, and what the others replay.
@@ -105,7 +104,7 @@ class GradientWatch:
             def record(
                 module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name
             ) -> Any:
-                if self.current is None:
+                if self.current is None or not torch.is_grad_enabled():
                     return None
                 if name in self._replayed_of:
                     output = self._record_replay(name, module, (args, kwargs), output)
@@ -120,13 +119,30 @@ class GradientWatch:
     def begin_forward(self) -> None:
         self._calls, self._replay_calls = defaultdict(list), []
 
-    def backward(self, terms: Iterator[Tensor]) -> None:
-        """Send the gradients of per-example scalars back, and add what they give."""
+    def backward(
+        self,
+        terms: Iterator[Tensor],
+        directly: Sequence[Owned] = (),
+        kinds: Collection[str] = (),
+    ) -> None:
+        """Send the gradients of per-example scalars back, and add what they give.
+
+        Parameters given as `directly` get the gradients that autograd computes; that is only
+        right for a single example.
+        """
         term = next(terms, None)
         while term is not None:
             following = next(terms, None)
             self._begin_backward()
-            if term.requires_grad:
+            if term.requires_grad and directly:
+                tensors = [owned.parameter for owned in directly]
+                gradients = torch.autograd.grad(
+                    term.sum(), tensors, retain_graph=following is not None, allow_unused=True
+                )
+                for owned, gradient in zip(directly, gradients, strict=True):
+                    if gradient is not None:
+                        self._add_gradients(owned, [gradient], kinds)
+            elif term.requires_grad:
                 term.sum().backward(retain_graph=following is not None)
             self._end_backward()
             term = following
@@ -175,6 +191,7 @@ class GradientWatch:
 
     def _arrive(self, module: str, call: Call, grad: Tensor) -> None:
         """A gradient is here; use it as soon as no other one is missing, and let it go."""
+        call.check_unchanged(module)
         call.grad = grad
         if module in self.with_outputs:
             assert isinstance(call, MapCall)
@@ -215,7 +232,7 @@ class GradientWatch:
             return
         if owned.is_vector:
             vectors = torch.stack([call.vectors(attribute) for call, attribute in calls])
-            self._add_vectors(owned, vectors.sum(0))
+            self._add_vectors(owned, vectors.sum(0), self._kinds)
         else:
             products = [call for call, _ in calls if isinstance(call, MapCall)]
             add_squares(self._squares_of(owned, products[0].x.device), products)
@@ -226,29 +243,32 @@ class GradientWatch:
             names = self._replayed_of[call.name]
             current, self.current = self.current, None  # running it again is not to be watched
             try:
-                check = call.name not in self._checked
-                found = call.gradients([self._parameters[n].parameter for n in names], check=check)
+                found = call.gradients([self._parameters[n].parameter for n in names])
             finally:
                 self.current = current
-            self._checked.add(call.name)
             for name, own in zip(names, zip(*found, strict=True), strict=True):
                 before = gradients[name]
                 gradients[name] = [before[n] + g if before else g for n, g in enumerate(own)]
         for name, own_gradients in gradients.items():
-            owned = self._parameters[name]
-            if owned.is_vector:
-                rows = torch.stack([g.flatten() for g in own_gradients])
-                self._add_vectors(owned, rows.to(self._totals.dtype))
-                continue
-            for g in own_gradients:
+            self._add_gradients(self._parameters[name], own_gradients, self._kinds)
+
+    def _add_gradients(
+        self, owned: Owned, gradients: Sequence[Tensor], kinds: Collection[str]
+    ) -> None:
+        """Add the gradients of examples, one after another."""
+        if owned.is_vector:
+            rows = torch.stack([g.flatten() for g in gradients])
+            self._add_vectors(owned, rows.to(self._totals.dtype), kinds)
+        elif "fisher" in kinds:
+            for g in gradients:
                 g = g.to(self._totals.dtype)
                 self._squares_of(owned, g.device).addcmul_(g, g)
 
-    def _add_vectors(self, owned: Owned, vectors: Tensor) -> None:  # (examples, d)
-        if "fisher" in self._kinds:
+    def _add_vectors(self, owned: Owned, vectors: Tensor, kinds: Collection[str]) -> None:
+        if "fisher" in kinds:
             total = self._squares_of(owned, vectors.device)
             total += vectors.square().sum(0).view_as(total)
-        if "block_fisher" in self._kinds:
+        if "block_fisher" in kinds:
             blocks = self._totals.blocks
             blocks.setdefault(owned.name, BlockSum(vectors.shape[1])).add(vectors)
 

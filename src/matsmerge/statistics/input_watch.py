@@ -78,7 +78,9 @@ class InputWatch:
         """Settle which maps shared their input in this pass, and look away."""
 
         def split(leader: str, members: list[str]) -> None:
-            for totals in self._sets:
+            assert self.current is not None
+            own_sets = {id(t): t for t in (*self._sets, self.current.totals)}
+            for totals in own_sets.values():
                 if leader in totals.inputs:
                     own = totals.inputs[leader]
                     totals.inputs |= {name: own.clone() for name in members if name != leader}

@@ -52,6 +52,11 @@ class Options(BaseModel):
             value = [part.strip() for part in value.split(",")]
         return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple, set)) else value
 
+    @field_validator("statistics")
+    @classmethod
+    def _in_order(cls, kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+        return tuple(sorted(kinds, key=KINDS.index))
+
     @property
     def wants_inputs(self) -> bool:
         return "gram" in self.statistics or "kfac" in self.statistics

@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch import distributed as dist
 
-from matsmerge.statistics.combining import combine
+from matsmerge.statistics.combining import add_up
 from matsmerge.statistics.statistics import Header, Statistics, in_memory
 
 
@@ -58,7 +58,7 @@ def add_over_processes(own: Statistics) -> Statistics:
     if process.is_first:
         total = own
         for rank in range(1, process.num_processes):
-            total = combine([total, _decode(_receive(rank))])
+            total = add_up([total, _decode(_receive(rank))])
         _spread(_encode(total))
         return total
     _send(_encode(own))

@@ -85,6 +85,10 @@ class SharedInputs:
                         count(name, arrival.tensor)
         self._arrived.clear()
 
+    def forget(self) -> None:
+        """Let go of inputs that are waited for; the pass they were in has failed."""
+        self._arrived.clear()
+
 
 def _is_same(arrival: _Arrival, x: Tensor) -> bool:
     held = arrival.tensor

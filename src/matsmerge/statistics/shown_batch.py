@@ -1,7 +1,8 @@
 """A batch as the user gave it, and what must be known of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,23 +23,30 @@ class ShownBatch:
     examples: Examples
     masks: tuple[Tensor, ...]
 
-    def few(self, num_examples: int) -> tuple[Any, int]:
-        """A batch of some of these examples, and its number of sequences.
-
-        Padded examples come first, since models take other ways with and without padding; and
-        the first ones come again if there are not so many.
-        """
-        order = self._padded_first()
-        chosen = [order[n % len(order)] for n in range(num_examples)]
-        if isinstance(self.item, Batch):
-            batch = self.item.take(chosen)
-            return batch, batch.first_sequences[-1]
+    def take(self, chosen: Sequence[int]) -> "ShownBatch":
+        """A batch of some of these examples, each as often as it is chosen."""
+        starts = self.examples.starts
+        sequences = [s for n in chosen for s in range(starts[n], starts[n + 1])]
+        sizes = [starts[n + 1] - starts[n] for n in chosen]
 
         def part(leaf: Any) -> Any:
             is_whole = isinstance(leaf, Tensor) and leaf.ndim > 0
-            return leaf[chosen] if is_whole and len(leaf) == self.examples.num_sequences else leaf
+            return leaf[sequences] if is_whole and len(leaf) == starts[-1] else leaf
 
-        return tree_map(part, self.item), num_examples
+        is_batch = isinstance(self.item, Batch)
+        return ShownBatch(
+            self.item.take(chosen) if is_batch else tree_map(part, self.item),
+            Examples([self.examples.numbers[n] for n in chosen], [0, *accumulate(sizes)]),
+            tuple(mask[sequences] for mask in self.masks),
+        )
+
+    def few(self, num_examples: int) -> "ShownBatch":
+        """Some of these examples; the first ones again if there are not so many.
+
+        Padded examples come first, since models take other ways with and without padding.
+        """
+        order = self._padded_first()
+        return self.take([order[n % len(order)] for n in range(num_examples)])
 
     @property
     def is_padded(self) -> tuple[bool, ...]:
@@ -62,19 +70,26 @@ def show(item: Any, model: nn.Module, next_number: int) -> ShownBatch:
         shown = ShownBatch(batch, examples, tuple(batch.row_masks))
     else:
         item = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, item)
-        tensors = [t for t in tree_flatten(item)[0] if isinstance(t, Tensor) and t.ndim]
-        if not tensors:
-            raise DataError(
-                f"a batch holds no tensors, found {type(item).__name__}; a batch is a tensor, or a "
-                "tuple, list or mapping of tensors, with examples along their first dimension"
-            )
-        num = len(tensors[0])
+        num = count_examples(item)
         numbers = range(next_number, next_number + num)
         shown = ShownBatch(item, Examples(numbers, range(num + 1)), _masks(item, model))
     if not len(shown.examples.numbers):
         raise DataError("a batch is empty; leave it out")
     _check_masks(shown)
     return shown
+
+
+def count_examples(item: Any) -> int:
+    """The number of examples in a batch."""
+    if isinstance(item, Batch):
+        return len(item.examples)
+    tensors = [t for t in tree_flatten(item)[0] if isinstance(t, Tensor) and t.ndim]
+    if not tensors:
+        raise DataError(
+            f"a batch holds no tensors, found {type(item).__name__}; a batch is a tensor, or a "
+            "tuple, list or mapping of tensors, with examples along their first dimension"
+        )
+    return len(tensors[0])
 
 
 def _masks(item: Any, model: nn.Module) -> tuple[Tensor, ...]:
@@ -84,7 +99,10 @@ def _masks(item: Any, model: nn.Module) -> tuple[Tensor, ...]:
     found = [item.get("attention_mask"), item.get("decoder_attention_mask")]
     labels = item.get("labels")
     is_encoder_decoder = getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    if found[1] is None and isinstance(labels, Tensor) and is_encoder_decoder:
+    decoder = item.get("decoder_input_ids")
+    if found[1] is None and isinstance(decoder, Tensor):
+        found[1] = torch.ones_like(decoder)
+    elif found[1] is None and isinstance(labels, Tensor) and is_encoder_decoder:
         found[1] = labels != IGNORED
     return tuple(m.bool() for m in found if isinstance(m, Tensor) and m.ndim == 2)
 

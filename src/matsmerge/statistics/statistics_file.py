@@ -116,12 +116,13 @@ def save_statistics(
         temporary.replace(file)
         _sync(file.parent)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         full = full or "No space left" in str(error)
         reason = "the disk is full" if full else first_line(error)
         raise OutputError(f"{path}: cannot be written ({reason})") from error
+    finally:  # also when interrupted
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def _umask() -> int:

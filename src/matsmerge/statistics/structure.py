@@ -26,6 +26,7 @@ class _Seen:
     module: str
     outer: "_Seen | None"  # the call it happened in
     inputs: list[Any]
+    version: int  # of the first input, when it came
     input_sizes: list[int] = field(default_factory=list)
     output_sizes: list[int] = field(default_factory=list)
 
@@ -197,7 +198,9 @@ def _watch(
 
     def before(name: str, args: Any, kwargs: Any) -> None:
         inputs = tree_flatten((args, kwargs))[0]
-        call = _Seen(name, stack[-1] if stack else None, inputs, [_size(t) for t in inputs])
+        version = inputs[0]._version if inputs and isinstance(inputs[0], Tensor) else 0
+        outer = stack[-1] if stack else None
+        call = _Seen(name, outer, inputs, version, [_size(t) for t in inputs])
         calls.append(call)
         stack.append(call)
 
@@ -272,7 +275,7 @@ def _leaders(calls: list[_Seen], maps: Sequence[LinearMap]) -> dict[str, str]:
     for call in calls:  # all inputs are still held, so no memory was used twice
         if call.module in received:
             x = call.inputs[0]
-            where = (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x._version)
+            where = (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, call.version)
             received[call.module].append(where)
     leaders: dict[tuple[Any, ...], str] = {}
     result = {}

@@ -1,7 +1,8 @@
 """Running sums of one set of statistics, and their way into arrays and back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,10 +33,14 @@ class RowSum:
         first = None if first is None else first.clone()
         return RowSum(self._sum.upper.clone(), first, self.num_rows)
 
-    def means(self) -> Iterator[tuple[str, Tensor, Form]]:
-        yield "inputs", pack_upper(self._sum.upper) / self.num_rows, "symmetric"
+    def comparable(self) -> Tensor:
+        """What must be the same for sums of the same rows."""
+        return self._sum.upper.triu()
+
+    def sums(self) -> Iterator[tuple[str, Tensor, Form]]:
+        yield "inputs", pack_upper(self._sum.upper), "symmetric"
         if self._sum.first is not None:
-            yield "mean", self._sum.first / self.num_rows, "full"
+            yield "mean", self._sum.first, "full"
 
 
 class TokenSum:
@@ -58,8 +63,11 @@ class TokenSum:
     def clone(self) -> "TokenSum":
         return TokenSum(self.counts.clone(), self.num_rows)
 
-    def means(self) -> Iterator[tuple[str, Tensor, Form]]:
-        yield "inputs", self.counts.double() / self.num_rows, "diagonal"
+    def comparable(self) -> Tensor:
+        return self.counts.double()
+
+    def sums(self) -> Iterator[tuple[str, Tensor, Form]]:
+        yield "inputs", self.counts.double(), "diagonal"
 
 
 class BlockSum:
@@ -94,10 +102,15 @@ class BlockSum:
         for rows in other._rows:
             self.add(rows)
 
-    def mean(self, num_examples: int) -> tuple[Tensor, Form]:
+    def comparable(self) -> Tensor:
+        if self._sum is not None:
+            return self._sum.upper.diagonal()
+        return torch.cat(self._rows).square().sum(0)
+
+    def sum(self) -> tuple[Tensor, Form]:
         if self._sum is None:
             return torch.cat(self._rows), "rows"
-        return pack_upper(self._sum.upper) / num_examples, "symmetric"
+        return pack_upper(self._sum.upper), "symmetric"
 
 
 @dataclass
@@ -111,28 +124,57 @@ class Totals:
     squares: dict[str, Tensor] = field(default_factory=dict)  # by parameter
     blocks: dict[str, BlockSum] = field(default_factory=dict)  # by parameter
 
-    def arrays(self) -> tuple[dict[str, Tensor], dict[str, Form]]:
-        """Means, by key, and what form each has."""
+    def arrays(self, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], dict[str, Form]]:
+        """Means, by key, and what form each has; in a dtype other than the sums' if given."""
         arrays: dict[str, Tensor] = {}
         forms: dict[str, Form] = {}
 
-        def put(key: str, values: Tensor, form: Form) -> None:
-            arrays[key], forms[key] = values.cpu(), form
+        def put(key: str, summed: Tensor, form: Form, count: int) -> None:
+            values = summed.to(dtype or summed.dtype)
+            arrays[key], forms[key] = (values if form == "rows" else values / count).cpu(), form
 
-        for name, total in self.inputs.items():
-            for key, values, form in total.means():
-                put(f"{key}/{name}", values, form)
+        for name, total in self._nonempty_inputs():
+            for kind, summed, form in total.sums():
+                put(f"{kind}/{name}", summed, form, total.num_rows)
         for name, outputs in self.outputs.items():
-            put(f"outputs/{name}", pack_upper(outputs.upper) / self.num_examples, "symmetric")
+            put(f"outputs/{name}", pack_upper(outputs.upper), "symmetric", self.num_examples)
         for name, summed in self.squares.items():
-            put(f"fisher/{name}", summed / self.num_examples, "full")
+            put(f"fisher/{name}", summed, "full", self.num_examples)
         for name, block in self.blocks.items():
-            put(f"block_fisher/{name}", *block.mean(self.num_examples))
+            put(f"block_fisher/{name}", *block.sum(), self.num_examples)
         return arrays, forms
 
+    def _nonempty_inputs(self) -> Iterator[tuple[str, RowSum | TokenSum]]:
+        """A module may have been called without a single row."""
+        return ((name, total) for name, total in self.inputs.items() if total.num_rows)
+
     def description(self) -> Set:
-        rows = {f"inputs/{name}": total.num_rows for name, total in self.inputs.items()}
+        rows = {f"inputs/{name}": total.num_rows for name, total in self._nonempty_inputs()}
         return Set(num_examples=self.num_examples, num_rows=rows)
+
+    def differences(self, other: "Totals", precision: float) -> list[str]:
+        """What is not the same but for rounding, when both are sums over the same examples."""
+        found = []
+        kinds: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+            ("inputs of", self.inputs, other.inputs),
+            ("output gradients of", self.outputs, other.outputs),
+            ("gradients of", self.squares, other.squares),
+            ("gradients of", self.blocks, other.blocks),
+        ]
+        for what, ours, theirs in kinds:
+            mine = {name: _comparable(total) for name, total in ours.items()}
+            yours = {name: _comparable(total) for name, total in theirs.items()}
+            largest = max((float(v.norm()) for v in (*mine.values(), *yours.values())), default=0.0)
+            for name in dict.fromkeys([*mine, *yours]):
+                a, b = mine.get(name), yours.get(name)
+                size = max(float(v.norm()) for v in (a, b) if v is not None)
+                if a is not None and b is not None:
+                    error = float((a - b).norm())
+                else:
+                    error = size  # one has it, and the other has nothing
+                if error > 3 * precision**0.5 * size + precision * largest:
+                    found.append(f"{what} '{name}'")
+        return found
 
     def add(self, other: "Totals") -> None:
         """Add the sums of other examples of the same model."""
@@ -153,6 +195,15 @@ class Totals:
             if mine is not block:
                 mine.add_sum(block)
         self.num_examples += other.num_examples
+
+
+def _comparable(total: Any) -> Tensor:
+    if isinstance(total, Tensor):
+        return total.double()
+    if isinstance(total, UpperSum):
+        return total.upper.triu().double()
+    values: Tensor = total.comparable()
+    return values.double()
 
 
 def totals_of(statistics: Statistics, of: str, dtype: torch.dtype) -> Totals:

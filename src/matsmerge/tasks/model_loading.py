@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, first_line
 from matsmerge.checkpoints.companions import companion_files
 from matsmerge.checkpoints.opening import local_path, open_checkpoint
 from matsmerge.errors import DataError
@@ -110,8 +110,17 @@ def load_model(
             parameter.requires_grad_(parameter.is_floating_point())
     loaded.model.eval()
     if device_map is None:
-        loaded.model.to(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        _move(loaded.model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return loaded
+
+
+def _move(model: nn.Module, device: str) -> None:
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:  # torch raises either for what is not there
+        raise DataError(
+            f"device '{device}': the model cannot be put there ({first_line(error)})"
+        ) from error
 
 
 def _load_full(checkpoint: Checkpoint, request: _Request) -> LoadedModel:

@@ -1,0 +1,77 @@
+"""What is sent back through a model: one scalar for each example."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from matsmerge.errors import DataError, NonFiniteError
+from matsmerge.statistics.options import Options
+from matsmerge.tasks.prediction import IGNORED, Prediction
+
+
+def loss_terms(result: Any, numbers: Sequence[int], options: Options) -> Iterator[Tensor]:
+    """Scalars of examples from what a loss function returned, checked; see `fisher_terms`."""
+    if isinstance(result, tuple) and len(result) == 2:
+        result = Prediction(*result)
+    if isinstance(result, Prediction):
+        _check_targets(result, numbers)
+        terms = result.fisher_terms(
+            options.fisher, options.reduction, numbers, options.seed, options.num_samples
+        )
+    else:
+        terms = iter([_losses(result, numbers, options)])
+    for term in terms:
+        bad = (~term.detach().isfinite()).nonzero()[:, 0].tolist()
+        if bad:
+            raise NonFiniteError(
+                [
+                    f"example {numbers[n]}: its loss is {float(term[n].detach())}; look at the "
+                    "example, or use a wider dtype"
+                    for n in bad
+                ]
+            )
+        yield term
+
+
+def _losses(result: Any, numbers: Sequence[int], options: Options) -> Tensor:
+    if not isinstance(result, Tensor) or result.shape != (len(numbers),):
+        found = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise DataError(
+            f"the loss function returned {found}, expected the loss of each example, a tensor of "
+            f"shape [{len(numbers)}] (reduction='none'), or a tuple of logits and targets"
+        )
+    if options.fisher == "true":
+        raise DataError(
+            "the true Fisher needs the model's distribution; let the loss function return a tuple "
+            "of logits and targets"
+        )
+    return result
+
+
+def _check_targets(prediction: Prediction, numbers: Sequence[int]) -> None:
+    targets, num_classes = prediction.targets, prediction.logits.shape[-1]
+    if targets is None:
+        return
+    if len(targets) != len(numbers) or len(prediction.logits) != len(numbers):
+        raise DataError(
+            f"the loss function returned logits {list(prediction.logits.shape)} and targets "
+            f"{list(targets.shape)} for a batch of {len(numbers)} examples"
+        )
+    wrong = (targets < 0) | (targets >= num_classes)
+    if prediction.logits.ndim == 3:
+        wrong = wrong & (targets != IGNORED)
+        nothing = (targets == IGNORED).all(1).nonzero()[:, 0].tolist()
+        if nothing:
+            raise DataError(
+                [f"example {numbers[n]}: has no target to predict; leave it out" for n in nothing]
+            )
+    if bool(wrong.any()):
+        bad = wrong.nonzero()
+        raise DataError(
+            [
+                f"example {numbers[where[0]]}: target {int(targets[tuple(where)])} is out of "
+                f"range, the model has {num_classes} classes"
+                for where in bad.tolist()[:10]
+            ]
+        )

@@ -1,0 +1,190 @@
+"""A model at work on batches: in one go where that is exact, and else an example at a time.
+
+How a model uses its modules is learnt from a few examples, and tried out on two: together in a
+batch, and each alone with plain gradients. Where that does not give the same (examples that
+influence each other, rows in an unusual order, weights used behind their module's back), every
+example is run alone; slower, but right for any model.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.errors import RecipeError
+from matsmerge.statistics.gradient_watch import GradientWatch
+from matsmerge.statistics.input_watch import InputWatch, Pass
+from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.loss_terms import loss_terms
+from matsmerge.statistics.options import Options
+from matsmerge.statistics.parameters import Owned
+from matsmerge.statistics.row_masks import RowMasks
+from matsmerge.statistics.shared_inputs import SharedInputs
+from matsmerge.statistics.shown_batch import ShownBatch
+from matsmerge.statistics.structure import find_structure, widening
+from matsmerge.statistics.totals import Totals
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is watched, and for what."""
+
+    model: nn.Module
+    run: Callable[[nn.Module, Any], Any]
+    options: Options
+    parameters: Mapping[str, Owned]
+    maps: Sequence[LinearMap]
+    shared: SharedInputs
+    sets: Sequence[Totals]
+
+
+class Watches:
+    """Adds batches that are padded alike to totals."""
+
+    def __init__(self, subject: Subject, shown: ShownBatch, hooks: ExitStack) -> None:
+        self._subject = subject
+        options, parameters = subject.options, subject.parameters
+
+        def run(num_examples: int) -> tuple[Any, int]:
+            few = shown.few(num_examples)
+            return subject.run(subject.model, few.item), few.examples.num_sequences
+
+        self.structure = find_structure(subject.model, subject.maps, run)
+        counted = subject.maps if options.wants_inputs else ()
+        self._inputs = InputWatch(
+            counted, self.structure, subject.shared, subject.sets, keep_means=options.bias
+        )
+
+        def gradient_watch(kinds: Sequence[str]) -> GradientWatch:
+            return GradientWatch(subject.model, parameters, subject.maps, self.structure, kinds)
+
+        self._together = gradient_watch(options.statistics)
+        self._alone = gradient_watch([kind for kind in options.statistics if kind == "kfac"])
+        self._refuse_elsewhere()
+        wide = [m for m in subject.maps if m.name in self.structure.widened]
+        hooks.enter_context(widening(wide, self._num_sequences))
+        for watch in (self._together, self._alone, self._inputs):
+            hooks.enter_context(watch.hooks())
+        self.notes: list[str] = []
+        self._is_one_by_one = False
+        self.is_tried_out = False
+        self.try_out(shown)
+
+    @property
+    def handled(self) -> set[str]:
+        """The parameters whose gradients are known for single examples."""
+        return set(self._subject.parameters) if self._is_one_by_one else self._together.handled
+
+    def add(self, shown: ShownBatch, totals: Totals) -> None:
+        """Run the model on a batch and add what it does."""
+        if not self._is_one_by_one:
+            self._add_together(shown, totals)
+            return
+        for n in range(len(shown.examples.numbers)):
+            self._add_alone(shown.take([n]), totals)
+
+    def _refuse_elsewhere(self) -> None:
+        if self._together.elsewhere:
+            raise RecipeError(
+                [
+                    f"parameter '{name}': is kept on disk or in memory until it is used, so its "
+                    "Fisher information cannot be taken; put the model on one device, leave it "
+                    "out with --parameters, or collect gram or kfac"
+                    for name in self._together.elsewhere[:10]
+                ]
+            )
+
+    def try_out(self, shown: ShownBatch) -> None:
+        """See whether two examples give the same together and alone; if not, go one by one.
+
+        A batch of one example, shown twice, is no proof; a later batch is then tried as well.
+        """
+        self.is_tried_out = len(shown.examples.numbers) > 1
+        if self._is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
+            return
+        two, dtype = shown.few(2), self._subject.sets[0].dtype
+        together, alone = Totals(dtype), Totals(dtype)
+        problem = None
+        try:
+            self._add_together(two, together)
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError) as error:
+            problem = first_line(error)  # the user's own, if it comes up again alone
+        for n in range(2):
+            self._add_alone(two.take([n]), alone)
+        if problem is None:
+            differing = together.differences(alone, _precision(self._subject.model))
+        else:
+            differing = [f"shapes ({problem})"]
+        if differing:
+            self._is_one_by_one = True
+            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+            self.notes.append(
+                "examples are run one at a time, which is slower: in a batch this model gives "
+                f"other {differing[0]}{more}"
+            )
+
+    def _add_together(self, shown: ShownBatch, totals: Totals) -> None:
+        subject = self._subject
+        with self._watching(shown, totals, self._together):
+            if not subject.options.wants_gradients:
+                with torch.no_grad():
+                    subject.run(subject.model, shown.item)
+                self._inputs.end_forward()
+                return
+            with torch.enable_grad():
+                result = subject.run(subject.model, shown.item)
+                self._inputs.end_forward()
+                terms = loss_terms(result, shown.examples.numbers, subject.options)
+                self._together.backward(terms)
+
+    def _add_alone(self, shown: ShownBatch, totals: Totals) -> None:
+        """One example, with gradients as autograd gives them."""
+        subject = self._subject
+        if not subject.options.wants_gradients:
+            self._add_together(shown, totals)
+            return
+        parameters = list(subject.parameters.values())
+        for owned in parameters:
+            owned.parameter.requires_grad_(True)
+        try:
+            with self._watching(shown, totals, self._alone), torch.enable_grad():
+                result = subject.run(subject.model, shown.item)
+                self._inputs.end_forward()
+                terms = loss_terms(result, shown.examples.numbers, subject.options)
+                self._alone.backward(terms, parameters, subject.options.statistics)
+        finally:
+            for owned in parameters:
+                owned.parameter.requires_grad_(False)
+
+    @contextmanager
+    def _watching(
+        self, shown: ShownBatch, totals: Totals, gradients: GradientWatch
+    ) -> Iterator[None]:
+        masks = RowMasks(shown.masks, shown.examples.num_sequences)
+        current = Pass(totals, shown.examples, masks)
+        self._inputs.current = current
+        if self._subject.options.wants_gradients:
+            gradients.current = current
+            gradients.begin_forward()
+        try:
+            yield
+        finally:
+            self._inputs.current = gradients.current = None
+            self._subject.shared.forget()
+
+    def _num_sequences(self) -> int:
+        """Of the batch that is watched; 1 if none is."""
+        current = self._inputs.current
+        return 1 if current is None else current.examples.num_sequences
+
+
+def _precision(model: nn.Module) -> float:
+    """The rounding of the model's coarsest parameters."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo().eps)
