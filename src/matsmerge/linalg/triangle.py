@@ -105,3 +105,31 @@ class UpperSum:
                 torch.baddbmm(out, left, z[..., i:], out=out)
         if self._first is not None:
             self._first += z.sum(-2)
+
+    def clone(self) -> "UpperSum":
+        first = self.first
+        return UpperSum(self.upper.clone(), None if first is None else first.clone())
+
+    def comparable(self) -> Tensor:
+        """What is the same for sums of the same rows."""
+        return self.upper.triu()
+
+
+class UpperSketch(UpperSum):
+    """`zᵀ z` times one random vector: small, and enough to tell two sums apart."""
+
+    def __init__(self, sums: Tensor) -> None:  # (d,) or (groups, d)
+        super().__init__(sums)
+        generator = torch.Generator().manual_seed(0)
+        d = sums.shape[-1]
+        self._direction = torch.randn(d, generator=generator, dtype=sums.dtype).to(sums.device)
+
+    def add(self, z: Tensor, keep: Tensor | None = None) -> None:
+        z = (z if keep is None else z[keep]).to(self._sums.dtype)
+        self._sums += (z.mT @ (z @ self._direction)[..., None])[..., 0]
+
+    def clone(self) -> "UpperSketch":
+        return UpperSketch(self._sums.clone())
+
+    def comparable(self) -> Tensor:
+        return self._sums

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from matsmerge.linalg.triangle import UpperSum
 from matsmerge.statistics.gradients import Call, MapCall, NormCall, add_squares
 from matsmerge.statistics.input_watch import Pass, first_argument
 from matsmerge.statistics.linear_maps import LinearMap
@@ -217,8 +216,8 @@ class GradientWatch:
         rows = call.output_rows()
         outputs, name = self._totals.outputs, call.map.name
         if name not in outputs:
-            d = rows.shape[-1]
-            outputs[name] = UpperSum(rows.new_zeros(*rows.shape[:-2], d, d))
+            shape = (*rows.shape[:-2], rows.shape[-1])
+            outputs[name] = self._totals.new_sum(shape, rows.device)
         outputs[name].add(rows)
 
     def _add_closed(self, owned: Owned) -> None:

@@ -18,7 +18,7 @@ from matsmerge.errors import DataError
 from matsmerge.statistics.linear_maps import LinearMap
 
 # Of a gradient at once: on a processor what stays in its cache, on a device what fills it.
-_TILE_ELEMENTS = {"cpu": 1 << 16}
+_TILE_ELEMENTS = {"cpu": 1 << 18}
 _DEVICE_TILE_ELEMENTS = 1 << 25
 
 

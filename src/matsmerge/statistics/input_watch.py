@@ -95,7 +95,7 @@ class InputWatch:
         totals, masks = self.current.totals, self.current.masks
         x = x.detach()
         if name not in totals.inputs:
-            totals.inputs[name] = self._new_sum(m, totals.dtype, x.device)
+            totals.inputs[name] = self._new_sum(m, totals, x.device)
         total = totals.inputs[name]
         if m.layout == "conv2d":
             for rows in m.input_pieces(x):  # (sequences, [groups,] rows, in)
@@ -107,18 +107,14 @@ class InputWatch:
         rows = x.reshape(-1) if is_index else x.reshape(-1, x.shape[-1])
         total.add(rows, None if real is None else real.to(rows.device))
 
-    def _new_sum(self, m: LinearMap, dtype: torch.dtype, device: torch.device) -> RowSum | TokenSum:
+    def _new_sum(self, m: LinearMap, totals: Totals, device: torch.device) -> RowSum | TokenSum:
         d = m.num_inputs
         if m.layout == "embedding":
             return TokenSum(torch.zeros(d, dtype=torch.long, device=device))
-        groups = (m.num_groups,) if m.num_groups > 1 else ()
         members = self.shared.members(self.shared.leaders[m.name])
         has_bias = any(self._maps[n].module.bias is not None for n in members)
-        first = torch.zeros(*groups, d, dtype=dtype, device=device)
-        return RowSum(
-            torch.zeros(*groups, d, d, dtype=dtype, device=device),
-            first if has_bias and self._keep_means else None,
-        )
+        shape = (m.num_groups, d) if m.num_groups > 1 else (d,)
+        return RowSum(totals.new_sum(shape, device, with_first=has_bias and self._keep_means))
 
 
 def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

@@ -1,21 +1,21 @@
 """Running sums of one set of statistics, and their way into arrays and back."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.triangle import UpperSum, pack_upper, unpack_upper
+from matsmerge.linalg.triangle import UpperSketch, UpperSum, pack_upper, unpack_upper
 from matsmerge.statistics.statistics import Form, Set, Statistics
 
 
 class RowSum:
     """Sums over the input rows of a linear map: of zzᵀ, and of z if a bias may be joined."""
 
-    def __init__(self, second: Tensor, first: Tensor | None, num_rows: int = 0) -> None:
-        self._sum = UpperSum(second, first)  # (d, d) or (groups, d, d), and without the last d
+    def __init__(self, total: UpperSum, num_rows: int = 0) -> None:
+        self._sum = total  # (d, d) or (groups, d, d)
         self.num_rows = num_rows
 
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:  # (rows, d), (groups, rows, d)
@@ -29,13 +29,11 @@ class RowSum:
         self.num_rows += other.num_rows
 
     def clone(self) -> "RowSum":
-        first = self._sum.first
-        first = None if first is None else first.clone()
-        return RowSum(self._sum.upper.clone(), first, self.num_rows)
+        return RowSum(self._sum.clone(), self.num_rows)
 
     def comparable(self) -> Tensor:
         """What must be the same for sums of the same rows."""
-        return self._sum.upper.triu()
+        return self._sum.comparable()
 
     def sums(self) -> Iterator[tuple[str, Tensor, Form]]:
         yield "inputs", pack_upper(self._sum.upper), "symmetric"
@@ -123,6 +121,17 @@ class Totals:
     outputs: dict[str, UpperSum] = field(default_factory=dict)  # by map
     squares: dict[str, Tensor] = field(default_factory=dict)  # by parameter
     blocks: dict[str, BlockSum] = field(default_factory=dict)  # by parameter
+    is_sketch: bool = False  # only to be compared: no second moment is held as a matrix
+
+    def new_sum(
+        self, shape: Sequence[int], device: torch.device, *, with_first: bool = False
+    ) -> UpperSum:  # shape: (d,) or (groups, d)
+        """An empty sum of second moments."""
+        first = torch.zeros(*shape, dtype=self.dtype, device=device)
+        if self.is_sketch:
+            return UpperSketch(first)
+        sums = torch.zeros(*shape, shape[-1], dtype=self.dtype, device=device)
+        return UpperSum(sums, first if with_first else None)
 
     def arrays(self, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], dict[str, Form]]:
         """Means, by key, and what form each has; in a dtype other than the sums' if given."""
@@ -200,8 +209,6 @@ class Totals:
 def _comparable(total: Any) -> Tensor:
     if isinstance(total, Tensor):
         return total.double()
-    if isinstance(total, UpperSum):
-        return total.upper.triu().double()
     values: Tensor = total.comparable()
     return values.double()
 
@@ -231,7 +238,7 @@ def totals_of(statistics: Statistics, of: str, dtype: torch.dtype) -> Totals:
             else:
                 mean = f"mean/{name}"
                 first = summed(mean, rows) if statistics.has(mean, of) else None
-                totals.inputs[name] = RowSum(summed(key, rows), first, rows)
+                totals.inputs[name] = RowSum(UpperSum(summed(key, rows), first), rows)
         elif kind == "outputs":
             totals.outputs[name] = UpperSum(summed(key, num))
         elif kind == "fisher":

@@ -107,7 +107,7 @@ class Watches:
         if self._is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
             return
         two, dtype = shown.few(2), self._subject.sets[0].dtype
-        together, alone = Totals(dtype), Totals(dtype)
+        together, alone = Totals(dtype, is_sketch=True), Totals(dtype, is_sketch=True)
         problem = None
         try:
             self._add_together(two, together)
