@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+_ENOUGH_ROWS = 1024
+
 
 def pack_upper(matrix: Tensor) -> Tensor:  # (..., d, d) -> (..., d (d + 1) / 2)
     """The upper triangle of a symmetric matrix; what is below it is not looked at."""
@@ -43,13 +45,13 @@ class UpperSum:
 
     That is half of the products of a plain matrix multiplication; a panel of rows at a time is
     still wide enough for it to run at full speed. Rows are gathered until there are as many as
-    they are wide: with fewer, reading and writing the sum takes longer than the products.
+    they are wide, or enough: with few, reading and writing the sum takes longer than the products.
     """
 
     def __init__(self, sums: Tensor, first: Tensor | None = None) -> None:
         self._sums = sums  # (d, d) or (groups, d, d); below the diagonal: anything
         self._first = first  # (d,) or (groups, d), the sum of the rows themselves, if wanted
-        self._rows: Tensor | None = None  # (d, d), of which the first `_num_rows` are filled
+        self._rows: Tensor | None = None  # (some, d), of which the first `_num_rows` are filled
         self._num_rows = 0
 
     @property
@@ -72,12 +74,13 @@ class UpperSum:
             self._first = None if self._first is None else self._first.to(z.device)
         d = z.shape[-1]
         num_rows = z.shape[-2] if keep is None else len(keep)
-        if z.ndim == 3 or num_rows >= d:
+        enough = min(d, _ENOUGH_ROWS)
+        if z.ndim == 3 or num_rows >= enough:
             self._multiply((z if keep is None else z[keep]).to(self._sums.dtype))
             return
         if self._rows is None:
-            self._rows = torch.empty_like(self._sums)
-        if self._num_rows + num_rows > d:
+            self._rows = self._sums.new_empty(enough, d)
+        if self._num_rows + num_rows > enough:
             self._settle()
         room = self._rows[self._num_rows : self._num_rows + num_rows]
         if keep is None:

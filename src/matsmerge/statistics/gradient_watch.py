@@ -140,7 +140,7 @@ class GradientWatch:
                 )
                 for owned, gradient in zip(directly, gradients, strict=True):
                     if gradient is not None:
-                        self._add_gradients(owned, [gradient], kinds)
+                        self._add_gradient(owned, gradient, kinds)
             elif term.requires_grad:
                 term.sum().backward(retain_graph=following is not None)
             self._end_backward()
@@ -237,31 +237,29 @@ class GradientWatch:
             add_squares(self._squares_of(owned, products[0].x.device), products)
 
     def _add_replayed(self) -> None:
-        gradients: dict[str, list[Tensor]] = defaultdict(list)  # of each example
-        for call in self._replay_calls:
-            names = self._replayed_of[call.name]
-            current, self.current = self.current, None  # running it again is not to be watched
-            try:
-                found = call.gradients([self._parameters[n].parameter for n in names])
-            finally:
-                self.current = current
-            for name, own in zip(names, zip(*found, strict=True), strict=True):
-                before = gradients[name]
-                gradients[name] = [before[n] + g if before else g for n, g in enumerate(own)]
-        for name, own_gradients in gradients.items():
-            self._add_gradients(self._parameters[name], own_gradients, self._kinds)
+        num_examples = len(self._replay_calls[0].examples.numbers) if self._replay_calls else 0
+        for n in range(num_examples):  # one at a time: each has gradients of whole parameters
+            gradients: dict[str, Tensor] = {}
+            for call in self._replay_calls:
+                names = self._replayed_of[call.name]
+                parameters = [self._parameters[name].parameter for name in names]
+                current, self.current = self.current, None  # running it again is not watched
+                try:
+                    found = call.gradients(parameters, n)
+                finally:
+                    self.current = current
+                for name, g in zip(names, found, strict=True):
+                    gradients[name] = gradients[name] + g if name in gradients else g
+            for name, g in gradients.items():
+                self._add_gradient(self._parameters[name], g, self._kinds)
 
-    def _add_gradients(
-        self, owned: Owned, gradients: Sequence[Tensor], kinds: Collection[str]
-    ) -> None:
-        """Add the gradients of examples, one after another."""
+    def _add_gradient(self, owned: Owned, gradient: Tensor, kinds: Collection[str]) -> None:
+        """Add the gradient of one example."""
+        gradient = gradient.to(self._totals.dtype)
         if owned.is_vector:
-            rows = torch.stack([g.flatten() for g in gradients])
-            self._add_vectors(owned, rows.to(self._totals.dtype), kinds)
+            self._add_vectors(owned, gradient.reshape(1, -1), kinds)
         elif "fisher" in kinds:
-            for g in gradients:
-                g = g.to(self._totals.dtype)
-                self._squares_of(owned, g.device).addcmul_(g, g)
+            self._squares_of(owned, gradient.device).addcmul_(gradient, gradient)
 
     def _add_vectors(self, owned: Owned, vectors: Tensor, kinds: Collection[str]) -> None:
         if "fisher" in kinds:

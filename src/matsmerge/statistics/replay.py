@@ -51,21 +51,16 @@ class ReplayCall:
         copy.register_hook(lambda grad: self.grads.__setitem__(index, grad.detach()))
         return copy
 
-    def gradients(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
-        """For each example the gradient of each parameter."""
+    def gradients(self, parameters: Sequence[Tensor], n: int) -> list[Tensor]:
+        """The gradients of one example."""
+        start, stop = self.examples.starts[n : n + 2]
         for leaf, version in zip(self.leaves, self.versions, strict=True):
             if isinstance(leaf, Tensor) and leaf._version != version:
                 raise DataError(
                     f"module '{self.name}': its input was changed in place after it was used, by "
                     "the model's own code; gradients of single examples cannot be taken"
                 )
-        starts = self.examples.starts
-        return [
-            self._gradients_of(parameters, starts[n], starts[n + 1])
-            for n in range(len(self.examples.numbers))
-        ]
 
-    def _gradients_of(self, parameters: Sequence[Tensor], start: int, stop: int) -> list[Tensor]:
         def part(leaf: Any, is_split: bool = True) -> Any:
             if not isinstance(leaf, Tensor):
                 return leaf
