@@ -318,6 +318,22 @@ def test_an_interrupted_collection_goes_on(case: Case, tmp_path: Path, after: in
         matsmerge.collect(case.model, batches, **options)
 
 
+def test_a_killed_collection_goes_on_from_the_last_minute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("matsmerge.statistics.partial_file._SECONDS_BETWEEN", 0.0)
+    case, out = make_case("bert"), tmp_path / "s.safetensors"
+
+    def dying() -> Iterator[Any]:
+        yield from case.batches(2)[:3]
+        raise SystemExit  # nothing is saved on the way out
+
+    with pytest.raises(SystemExit):
+        gather(case, dying(), out=out)  # type: ignore[arg-type]
+    assert open_statistics(partial_path(out)).header.num_examples == 6
+    assert_equal(gather(case, case.batches(2), out=out, resume=True), gather(case))
+
+
 def test_other_batches_are_not_taken_for_the_same(tmp_path: Path) -> None:
     case, out = make_case("bert"), tmp_path / "s.safetensors"
     with pytest.raises(KeyboardInterrupt):
