@@ -162,6 +162,25 @@ def test_inputs_of_examples_alone(sizes: list[int]) -> None:
     torch.testing.assert_close(found.gram("b"), rows.T @ rows / 6)
 
 
+class Sometimes(nn.Module):
+    """A layer that only some data uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.always, self.sometimes = nn.Linear(D, D), nn.Linear(D, D)
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.always(x)
+        return y + self.sometimes(x) if float(x.sum()) > 0 else y
+
+
+def test_a_layer_that_comes_late_is_not_half_counted() -> None:
+    with pytest.raises(matsmerge.DataError, match="'sometimes': is used by these examples but not"):
+        matsmerge.collect(Sometimes(), [-torch.rand(3, D), torch.rand(3, D)])
+    found = matsmerge.collect(Sometimes(), [torch.rand(3, D), -torch.rand(3, D)])
+    assert found.header.sets["main"].num_rows == {"inputs/always": 6, "inputs/sometimes": 3}
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding_is_not_taken_for_a_difference(dtype: torch.dtype) -> None:
     from statistics_cases import make_case

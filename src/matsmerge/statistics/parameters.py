@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import nn
 
-from matsmerge.errors import RecipeError
+from matsmerge.errors import RecipeError, closest
 from matsmerge.statistics.linear_maps import LinearMap, find_linear_map
 
 
@@ -55,8 +54,7 @@ def find_parameters(model: nn.Module, patterns: Sequence[str]) -> dict[str, Owne
     problems = []
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in trainable):
-            close = get_close_matches(pattern, trainable, n=1, cutoff=0.3)
-            hint = f"; is '{close[0]}' meant?" if close else ""
+            hint = closest(pattern, trainable)
             problems.append(f"parameters: '{pattern}' matches no trainable parameter{hint}")
     if problems:
         raise RecipeError(problems)

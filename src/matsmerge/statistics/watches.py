@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from matsmerge.checkpoints.checkpoint import first_line
-from matsmerge.errors import RecipeError
+from matsmerge.errors import DataError, RecipeError
 from matsmerge.statistics.gradient_watch import GradientWatch
 from matsmerge.statistics.input_watch import InputWatch, Pass
 from matsmerge.statistics.linear_maps import LinearMap
@@ -69,6 +69,7 @@ class Watches:
         hooks.enter_context(widening(wide, self._num_sequences))
         for watch in (self._together, self._alone, self._inputs):
             hooks.enter_context(watch.hooks())
+        self._refuse_unseen(hooks)
         self.notes: list[str] = []
         self._is_one_by_one = False
         self.is_tried_out = False
@@ -97,6 +98,25 @@ class Watches:
                     for name in self._together.elsewhere[:10]
                 ]
             )
+
+    def _refuse_unseen(self, hooks: ExitStack) -> None:
+        """Have a module that none of the few examples used stop the run when it is used after all.
+
+        What it does would not be counted, and nobody would know.
+        """
+        owners = {m for owned in self._subject.parameters.values() for m, _ in owned.owners}
+        for name in owners - set(self.structure.uses):
+
+            def refuse(_: nn.Module, _args: Any, name: str = name) -> None:
+                if self._together.current or self._alone.current or self._inputs.current:
+                    raise DataError(
+                        f"module '{name}': is used by these examples but not by the first ones, "
+                        "from which the model's structure was learnt; let data that uses it come "
+                        "first (--shuffle), or leave it out with --parameters"
+                    )
+
+            module = self._subject.model.get_submodule(name)
+            hooks.callback(module.register_forward_pre_hook(refuse).remove)
 
     def try_out(self, shown: ShownBatch) -> None:
         """See whether two examples give the same together and alone; if not, go one by one.
