@@ -1,0 +1,71 @@
+"""Solutions without iterations, where the covariances allow it."""
+
+import torch
+from torch import Tensor
+
+from matsmerge.linalg.eigenbasis import Decompose, decompose, dense, rounding_level, solve_by_filter
+from matsmerge.linalg.operators import Operator
+from matsmerge.linalg.system import Solution, Status, System
+
+_POWER_STEPS = 8
+
+
+def solve_diagonal(system: System) -> Solution:
+    """Division; what no model has anything for stays as it is."""
+    diagonal = system.operator.diagonal().double()
+    correction = torch.where(diagonal > 0, system.residual / diagonal, 0)
+    status = Status.SOLVED if bool((diagonal > 0).all()) else Status.SINGULAR
+    return _checked(system, correction, status)
+
+
+def solve_gram(
+    system: System,
+    *,
+    ridge: float = 0.0,
+    stored: torch.dtype = torch.float32,
+    decomposed: Decompose = decompose,
+) -> Solution:
+    """(A + ridge) D = R by Cholesky in float64, or by the pseudo-inverse where A is singular.
+
+    Singular is what rounding the statistics could have made: dividing by such eigenvalues is what
+    spoils RegMean in float32.
+    """
+    matrix = dense(system.operator).double()
+    regular = matrix.clone()
+    regular.diagonal(dim1=-2, dim2=-1).add_(ridge)
+    factor, info = torch.linalg.cholesky_ex(regular)
+    if bool((info == 0).all()) and _lowest(factor) > rounding_level(matrix, stored):
+        correction = torch.cholesky_solve(system.residual.mT, factor).mT
+        return _checked(system, correction, Status.SOLVED)
+    return solve_by_filter(system, decomposed(matrix, stored), ridge)
+
+
+def _lowest(factor: Tensor) -> float:
+    """About the lowest eigenvalue of L Lᵀ, from a few steps of inverse iteration."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(*factor.shape[:-1], 1, generator=generator, dtype=torch.float64)
+    x = x.to(factor.device)
+    size = torch.ones(())
+    for _ in range(_POWER_STEPS):
+        x = torch.cholesky_solve(x / x.norm(dim=-2, keepdim=True), factor)
+        size = x.norm(dim=-2)
+    return 1 / float(size.max())
+
+
+def _checked(system: System, correction: Tensor, status: Status) -> Solution:
+    left = system.residual - system.operator(correction)
+    return Solution(
+        correction,
+        status,
+        system.relative(float(left.norm())),
+        system.objective_at(correction, left),
+    )
+
+
+def has_closed_form(operator: Operator) -> bool:
+    """Is its sum of a kind that can be divided by?"""
+    from matsmerge.linalg.operators import Diagonal, Gram, Identity, LowRank, Sum
+
+    if isinstance(operator, Sum):
+        return all(isinstance(term, (Gram, LowRank)) for term in operator.terms)
+    return isinstance(operator, (Identity, Diagonal, Gram, LowRank))

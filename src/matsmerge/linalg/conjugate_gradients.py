@@ -1,0 +1,194 @@
+"""Conjugate gradients from any start (Hestenes & Stiefel, 1952), with the care it needs.
+
+    minimise f(X0 + D), D in the span of P_1, P_2, ...
+
+Scalars and iterates are float64. The residual is recomputed from the iterate now and then, since
+the recursion drifts away from it; the objective must fall, or the last iterate known to be good is
+kept and the solver stops: with ill-conditioned factors, going on in spite of rounding is what lets
+merged models decay after many iterations.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from matsmerge.linalg.kronecker_sums import (
+    decompose_kronecker,
+    kroneckers_of,
+    nearest_kronecker,
+    scales_of,
+)
+from matsmerge.linalg.operators import Operator, Sum
+from matsmerge.linalg.system import Limits, Solution, Status, System, Trace, inner
+
+_REFRESH_ITERATIONS = 20
+_PATIENCE = 10  # iterations without a better held-out objective
+
+
+Precondition = Callable[[Tensor], Tensor]
+
+
+def conjugate_gradients(
+    system: System,
+    limits: Limits,
+    *,
+    precondition: Precondition = torch.clone,
+    held_out: System | None = None,
+    products: torch.dtype = torch.float64,
+) -> Solution:
+    """Solve by plain or preconditioned conjugate gradients; products A(P) in `products`.
+
+    With a `held_out` system, the iterate with its lowest objective is the solution.
+    """
+    run = _Run(system, held_out, products)
+    kept: dict[int, Tensor] = {}
+    status = Status.FINISHED
+    r = system.residual.clone()
+    z = precondition(r)
+    p, rz = z, inner(r, z)
+    run.note(r)
+    while True:
+        if run.done in limits.keep:
+            kept[run.done] = run.d.clone()
+        if rz == 0 or run.trace.residuals[-1] <= limits.tolerance:
+            status = Status.CONVERGED if run.done else Status.EXACT
+            break
+        if run.done == limits.iterations or (held_out and run.done - run.best_at >= _PATIENCE):
+            break
+        q = system.operator(p.to(products)).double()
+        curvature = inner(p, q)
+        if not (curvature > 0 and rz > 0):
+            status = Status.FLOOR
+            break
+        alpha = rz / curvature
+        run.d += alpha * p
+        r -= alpha * q
+        run.done += 1
+        if run.done % _REFRESH_ITERATIONS == 0:
+            r = run.recompute()
+            if not run.confirm(r):
+                status = Status.FLOOR
+                break
+        z = precondition(r)
+        previous, rz = rz, inner(r, z)
+        p = z + (rz / previous) * p
+        run.note(r)
+    return run.finish(status, kept, limits.keep)
+
+
+class _Run:
+    """The iterate, the best one so far, and the record of both."""
+
+    def __init__(self, system: System, held_out: System | None, products: torch.dtype) -> None:
+        self.system = system
+        self.held_out = held_out
+        self.products = products
+        self.d = torch.zeros_like(system.residual)
+        self.done = 0
+        self.trace = Trace()
+        self.best = self.d.clone()  # of the held-out objective, or else known not to be worse
+        self.best_at = 0
+        self._confirmed = system.objective
+
+    def note(self, r: Tensor) -> None:
+        """Record an iteration."""
+        self.trace.residuals.append(self.system.relative(float(r.norm())))
+        self.trace.objectives.append(self.system.objective_at(self.d, r))
+        if self.held_out is not None:
+            image = self.held_out.operator(self.d.to(self.products)).double()
+            left = self.held_out.residual - image
+            self.trace.held_out.append(self.held_out.objective_at(self.d, left))
+            if self.trace.held_out[-1] < self.trace.held_out[self.best_at]:
+                self.best, self.best_at = self.d.clone(), self.done
+
+    def recompute(self) -> Tensor:
+        """What the iterate really leaves of the residual."""
+        return self.system.residual - self.system.operator(self.d)
+
+    def confirm(self, r: Tensor) -> bool:
+        """Has the objective fallen since it was last known for sure?"""
+        objective = self.system.objective_at(self.d, r)
+        if not objective < self._confirmed:
+            return False
+        self._confirmed = objective
+        if self.held_out is None:
+            self.best, self.best_at = self.d.clone(), self.done
+        return True
+
+    def finish(self, status: Status, kept: dict[int, Tensor], keep: Sequence[int]) -> Solution:
+        """The solution: the last iterate if it is the best, or else the best one."""
+        r = self.recompute()
+        if self.held_out is not None:
+            if self.best_at < self.done:
+                status = Status.HELD_OUT
+        elif self.done > self.best_at:
+            if self.confirm(r) or self.system.objective_at(self.d, r) == self._confirmed:
+                self.best, self.best_at = self.d, self.done
+            else:
+                status = Status.FLOOR
+        if self.best_at != self.done:
+            self.d = self.best
+            r = self.recompute()
+        return Solution(
+            self.d,
+            status,
+            self.system.relative(float(r.norm())),
+            self.system.objective_at(self.d, r),
+            self.best_at,
+            self.trace,
+            {at: kept[at] if at <= self.best_at and at in kept else self.d for at in keep},
+        )
+
+
+def jacobi(operator: Operator) -> Precondition:
+    """Division by the operator's diagonal."""
+    diagonal = operator.diagonal().double()
+    inverse = torch.where(diagonal > 0, 1 / diagonal, 0)
+    return lambda r: r * inverse
+
+
+def solve_kronecker_sum(
+    system: System, limits: Limits, *, damping: float = 0.01, held_out: System | None = None
+) -> Solution:
+    """Conjugate gradients on a sum of Kronecker products, preconditioned by the nearest one.
+
+    Everything happens in the preconditioner's eigenbasis, where it is a division by
+    λ_O λ_G + damping * mean(λ_O λ_G), and where products may be taken in float32.
+    """
+    if not bool(system.residual.any()):
+        return conjugate_gradients(system, replace(limits, iterations=0))
+    terms = kroneckers_of(system.operator)
+    largest = max(scales_of(terms))
+    basis = decompose_kronecker(nearest_kronecker(terms))
+    damped = (basis.values + damping * basis.values.mean()) / largest
+
+    def enter(outside: System) -> System:
+        parts = kroneckers_of(outside.operator)
+        return System(
+            Sum(tuple(basis.rotate(part, 1 / largest) for part in parts)),
+            basis.enter(outside.residual) / largest,
+            outside.objective / largest,
+            outside.size / largest,
+        )
+
+    solution = conjugate_gradients(
+        enter(system),
+        limits,
+        precondition=lambda r: r / damped,
+        held_out=None if held_out is None else enter(held_out),
+        products=torch.float32,
+    )
+    trace = solution.trace
+    return replace(
+        solution,
+        correction=basis.leave(solution.correction),
+        objective=solution.objective * largest,
+        trace=Trace(
+            trace.residuals,
+            [value * largest for value in trace.objectives],
+            [value * largest for value in trace.held_out],
+        ),
+        kept={at: basis.leave(kept) for at, kept in solution.kept.items()},
+    )

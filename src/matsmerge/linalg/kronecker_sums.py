@@ -1,0 +1,222 @@
+"""Sums of Kronecker products, X -> sum_m O_m X G_m: K-FAC of several models.
+
+They have no closed form but for two models. With more, conjugate gradients need the nearest single
+Kronecker product as a preconditioner, and its eigenbasis to compute in: there the factors are
+graded, entry ij no larger than sqrt(λ_i λ_j), so that products in float32 are as good as the
+eigenvalues are spread, where in the models' own basis they would drown the small ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from matsmerge.linalg.eigenbasis import rounding_level
+from matsmerge.linalg.operators import Kronecker, Operator, Sum
+from matsmerge.linalg.system import Solution, Status, System
+
+_ALTERNATIONS = 20
+
+
+def kroneckers_of(operator: Operator) -> Sequence[Kronecker]:
+    """The terms of a sum of Kronecker products, or the one there is."""
+    if isinstance(operator, Kronecker):
+        return [operator]
+    found = operator.kroneckers() if isinstance(operator, Sum) else None
+    assert found is not None, "not a sum of Kronecker products"
+    return found
+
+
+def is_kronecker_sum(operator: Operator) -> bool:
+    return isinstance(operator, Kronecker) or (
+        isinstance(operator, Sum) and operator.kroneckers() is not None
+    )
+
+
+def nearest_kronecker(terms: Sequence[Kronecker]) -> Kronecker:
+    """The single product Ō ⊗ Ḡ nearest to the sum, Ō = sum a_m O_m and Ḡ = sum b_m G_m.
+
+    The best rank one approximation of sum vec(O_m) vec(G_m)ᵀ (Van Loan & Pitsianis, 1993), found by
+    alternating least squares on the inner products alone. All of them are positive, so both
+    factors are positive semi-definite.
+    """
+    scales = torch.tensor(scales_of(terms), dtype=torch.float64)
+    largest = float(scales.max())
+    if not largest > 0:
+        return terms[0]
+    units_o = torch.tensor([1 / (_trace(t.outputs) or 1) for t in terms], dtype=torch.float64)
+    units_g = torch.tensor([1 / (_trace(t.inputs) or 1) for t in terms], dtype=torch.float64)
+    k_o = _inner_products([t.outputs for t in terms], units_o.tolist())
+    k_g = _inner_products([t.inputs for t in terms], units_g.tolist())
+    share = scales / largest
+    a = b = torch.ones(len(terms), dtype=torch.float64)
+    for _ in range(_ALTERNATIONS):
+        a = share * (k_g @ b) / (b @ k_g @ b)
+        b = share * (k_o @ a) / (a @ k_o @ a)
+    outputs = _combine([t.outputs for t in terms], a * units_o * largest)
+    return Kronecker(outputs, _combine([t.inputs for t in terms], b * units_g))
+
+
+def _inner_products(factors: Sequence[Tensor], units: Sequence[float]) -> Tensor:
+    result = torch.empty(len(factors), len(factors), dtype=torch.float64)
+    for i, first in enumerate(factors):
+        scaled = first.flatten() * units[i]
+        for j in range(i + 1):
+            product = torch.dot(scaled, factors[j].flatten() * units[j])
+            result[i, j] = result[j, i] = float(product)
+    return result
+
+
+def scales_of(terms: Sequence[Kronecker]) -> list[float]:
+    """The trace of each product."""
+    return [_trace(t.outputs) * _trace(t.inputs) for t in terms]
+
+
+def _combine(factors: Sequence[Tensor], coefficients: Tensor) -> Tensor:
+    total = torch.zeros_like(factors[0], dtype=torch.float64)
+    for factor, coefficient in zip(factors, coefficients.tolist(), strict=True):
+        total.add_(factor, alpha=coefficient)
+    return total
+
+
+@dataclass(frozen=True)
+class KroneckerBasis:
+    """The eigenvectors of a Kronecker product, and its eigenvalues λ_O λ_G."""
+
+    outputs: Tensor  # Q_O (out, out)
+    inputs: Tensor | None  # Q_G (in, in); None: the factor is diagonal already
+    values: Tensor  # (out, in)
+
+    def enter(self, x: Tensor) -> Tensor:
+        x = self.outputs.mT @ x
+        return x if self.inputs is None else x @ self.inputs
+
+    def leave(self, x: Tensor) -> Tensor:
+        x = self.outputs @ x
+        return x if self.inputs is None else x @ self.inputs.mT
+
+    def rotate(self, term: Kronecker, scale: float) -> Kronecker:
+        """A product times a number in this basis: turned in float64, and only then rounded.
+
+        The input factor gets trace one; gradients are small, and would underflow in float32.
+        """
+        outputs = self.outputs.mT @ term.outputs.double() @ self.outputs
+        inputs = term.inputs.double()
+        trace = _trace(inputs) or 1.0
+        if self.inputs is not None:
+            inputs = self.inputs.mT @ inputs @ self.inputs
+        return Kronecker((outputs * (scale * trace)).float(), (inputs / trace).float())
+
+
+def decompose_kronecker(product: Kronecker) -> KroneckerBasis:
+    values_o, q_o = torch.linalg.eigh(product.outputs.double())
+    if product.inputs.ndim == 1:
+        values_g, q_g = product.inputs.double(), None
+    else:
+        values_g, q_g = torch.linalg.eigh(product.inputs.double())
+    values = values_o.clamp(min=0).unsqueeze(-1) * values_g.clamp(min=0).unsqueeze(-2)
+    return KroneckerBasis(q_o, q_g, values)
+
+
+def to_unit_trace(terms: Sequence[Kronecker]) -> tuple[list[Kronecker], list[float]]:
+    """The products of factors with trace one, in float64, and what each was divided by."""
+    units, scales = [], []
+    for term in terms:
+        traces = _trace(term.outputs), _trace(term.inputs)
+        scales.append(traces[0] * traces[1])
+        outputs, inputs = (
+            factor.double() / (trace or 1.0)
+            for factor, trace in zip((term.outputs, term.inputs), traces, strict=True)
+        )
+        units.append(Kronecker(outputs, inputs))
+    return units, scales
+
+
+def _trace(factor: Tensor) -> float:
+    diagonal = factor if factor.ndim == 1 else factor.diagonal(dim1=-2, dim2=-1)
+    return float(diagonal.double().sum())
+
+
+def solve_pair(system: System, stored: torch.dtype = torch.float32) -> Solution:
+    """O_1 X G_1 + O_2 X G_2 = B in closed form, by diagonalising each pair at once.
+
+    With U such that Uᵀ(G_1 + G_2)U = 1 and UᵀG_1U = μ, and V the same for O_1 and O_2 with ν, the
+    operator multiplies entry ij of VᵀXU by c_1 ν_i μ_j + c_2 (1 - ν_i)(1 - μ_j), c_m the scales of
+    the products. Intermediate-task merging is this case; one model alone is solved the same way.
+    """
+    units, scales = to_unit_trace(kroneckers_of(system.operator))
+    if len(units) == 1:
+        units, scales = units * 2, [scales[0], 0.0]
+    v, nu = _diagonalize_pair(units[0].outputs, units[1].outputs, stored)
+    u, mu = _diagonalize_pair(units[0].inputs, units[1].inputs, stored)
+    weights = scales[0] * nu.unsqueeze(-1) * mu.unsqueeze(-2)
+    weights = weights + scales[1] * (1 - nu).unsqueeze(-1) * (1 - mu).unsqueeze(-2)
+    rotated = v.mT @ system.residual
+    rotated = rotated * u if u.ndim == 1 else rotated @ u
+    seen = weights > torch.finfo(stored).eps * float(weights.max())
+    turned = torch.where(seen, rotated / weights, 0)
+    correction = v @ (turned * u if u.ndim == 1 else turned @ u.mT)
+    left = system.residual - system.operator(correction)
+    full = bool(seen.all()) and bool((v != 0).any(-2).all())
+    full = full and bool((u != 0).all() if u.ndim == 1 else (u != 0).any(-2).all())
+    return Solution(
+        correction,
+        Status.SOLVED if full else Status.SINGULAR,
+        system.relative(float(left.norm())),
+        system.objective_at(correction, left),
+    )
+
+
+def _diagonalize_pair(a: Tensor, b: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
+    """U and μ with Uᵀ(A + B)U = 1, UᵀAU = μ. Columns are 0 for what neither A nor B has."""
+    a, b = a.double(), b.double()
+    total = a + b
+    if total.ndim == 1:
+        seen = total > torch.finfo(stored).eps * total.max()
+        return torch.where(seen, total.rsqrt(), 0), torch.where(seen, a / total, 0)
+    level = rounding_level(total, stored)
+    values, vectors = torch.linalg.eigh(total)
+    seen = values > level
+    u = vectors * torch.where(seen, values.rsqrt(), 0).unsqueeze(-2)
+    # A mark of -1 tells directions that neither has from those that only A lacks, where μ is 0.
+    inner_a = u.mT @ a @ u - torch.diag_embed((~seen).double())
+    mu, turn = torch.linalg.eigh(inner_a)
+    return (u @ turn) * (mu > -0.5).unsqueeze(-2), mu.clamp(0, 1)
+
+
+def solve_by_summed_factors(
+    system: System, start: Tensor, stored: torch.dtype = torch.float32
+) -> Solution:
+    """The shortcut that the paper found to fail: sum_m O_m ⊗ G_m taken for M mean(O) ⊗ mean(G).
+
+        X = mean(O)⁺ (1/M sum_m O_m W_m G_m) mean(G)⁺
+
+    It forgets which inputs belong to which outputs. Means instead of the paper's sums, so that
+    equal models give themselves.
+    """
+    terms = kroneckers_of(system.operator)
+    num = len(terms)
+    outputs = _combine([t.outputs for t in terms], torch.full((num,), 1 / num))
+    inputs = _combine([t.inputs for t in terms], torch.full((num,), 1 / num))
+    right = (system.residual + system.operator(start)) / num
+    solved = _pseudo_inverse(outputs, stored) @ right
+    inverse = _pseudo_inverse(inputs, stored)
+    solved = solved * inverse if inverse.ndim == 1 else solved @ inverse
+    correction = solved - start
+    left = system.residual - system.operator(correction)
+    return Solution(
+        correction,
+        Status.SHORTCUT,
+        system.relative(float(left.norm())),
+        system.objective_at(correction, left),
+    )
+
+
+def _pseudo_inverse(factor: Tensor, stored: torch.dtype) -> Tensor:
+    if factor.ndim == 1:
+        return torch.where(factor > torch.finfo(stored).eps * factor.max(), 1 / factor, 0)
+    values, vectors = torch.linalg.eigh(factor)
+    inverse = torch.where(values > rounding_level(factor, stored), 1 / values, 0)
+    inverted: Tensor = (vectors * inverse.unsqueeze(-2)) @ vectors.mT
+    return inverted

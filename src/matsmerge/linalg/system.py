@@ -1,0 +1,111 @@
+"""The linear system of a merge, seen from where it starts.
+
+    sum_m C_m(X) = sum_m C_m(W_m)          its solution minimises
+    f(X) = 1/2 sum_m <X - W_m, C_m(X - W_m)>
+
+With X = X0 + D it reads A(D) = R, A = sum_m C_m, R = sum_m C_m(W_m - X0). Nothing is lost by
+cancellation in R, and equal models leave nothing to solve: R is exactly zero.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+from matsmerge.linalg.operators import Operator
+
+
+@dataclass(frozen=True)
+class System:
+    """A(D) = R."""
+
+    operator: Operator  # A
+    residual: Tensor  # R, float64
+    objective: float  # f(X0)
+    size: float  # the norm of sum_m C_m(W_m), which residuals are relative to
+
+    def objective_at(self, correction: Tensor, residual: Tensor) -> float:
+        """f(X0 + D), from D and what it leaves of the residual: f(X0) - <D, R0 + R> / 2."""
+        return self.objective - 0.5 * (
+            inner(correction, self.residual) + inner(correction, residual)
+        )
+
+    def relative(self, residual_norm: float) -> float:
+        return residual_norm / self.size if self.size > 0 else residual_norm
+
+
+def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> System:
+    """The system of covariances C_m and weights W_m, which are taken one at a time."""
+    operator: Operator | None = None
+    right = residual = torch.zeros(())
+    objective = 0.0
+    for covariance, weights in terms:
+        difference = weights - start
+        change = covariance(difference)
+        image = covariance(weights.float())  # only its size is wanted
+        objective += 0.5 * inner(difference, change)
+        operator = covariance if operator is None else operator + covariance
+        residual = residual + change
+        right = right + image
+    assert operator is not None, "a system needs at least one term"
+    return System(operator, residual, objective, float(right.norm()))
+
+
+def inner(a: Tensor, b: Tensor) -> float:
+    return float((a.double() * b.double()).sum())
+
+
+class Status(Enum):
+    """How a solution came about; the text says what to try next."""
+
+    SOLVED = "solved in closed form"
+    SINGULAR = (
+        "solved where the statistics say something; in directions no model's data has, the values "
+        "of the init stay. More examples, a ridge or off_diagonal below 1 make the system regular"
+    )
+    FINISHED = (
+        "all iterations done; the objective still falls: more iterations move further from the init"
+    )
+    CONVERGED = "the residual is below the tolerance; more iterations change nothing that matters"
+    EXACT = "the init solves the system already; nothing to do"
+    SHORTCUT = "an approximation in place of the system; use conjugate gradients to solve it"
+    HELD_OUT = (
+        "stopped where the held-out objective was lowest; more examples allow more iterations"
+    )
+    FLOOR = (
+        "stopped at the floor of rounding, the best iterate is kept; for a lower residual use "
+        "closed_form, a ridge, or statistics stored in float64"
+    )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When to stop, and which iterates to keep on the way."""
+
+    iterations: int
+    tolerance: float = 0.0  # of the relative residual
+    keep: Sequence[int] = ()
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Each iteration's numbers; the first are those of the init."""
+
+    residuals: list[float] = field(default_factory=list)  # relative
+    objectives: list[float] = field(default_factory=list)
+    held_out: list[float] = field(default_factory=list)  # objective of the held-out set
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What to add to the start, and how good that is."""
+
+    correction: Tensor  # D
+    status: Status
+    residual: float  # |sum_m C_m(W_m - X)| / |sum_m C_m(W_m)|, recomputed
+    objective: float  # f(X)
+    iterations: int = 0
+    trace: Trace = field(default_factory=Trace)
+    kept: dict[int, Tensor] = field(default_factory=dict)  # corrections after these iterations
