@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from matsmerge.version import __version__
 
 if TYPE_CHECKING:
-    from matsmerge.api import merge
+    from matsmerge.api import merge, merge_trajectory
     from matsmerge.checkpoints.opening import open_checkpoint
     from matsmerge.errors import (
         AlignmentError,
@@ -35,6 +35,7 @@ __all__ = [
     "__version__",
     "collect",
     "merge",
+    "merge_trajectory",
     "open_checkpoint",
     "open_statistics",
 ]
@@ -43,6 +44,7 @@ __all__ = [
 _HOMES = {
     "collect": "matsmerge.statistics.collecting",
     "merge": "matsmerge.api",
+    "merge_trajectory": "matsmerge.api",
     "open_checkpoint": "matsmerge.checkpoints.opening",
     "open_statistics": "matsmerge.statistics.statistics_file",
 }

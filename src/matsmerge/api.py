@@ -9,12 +9,14 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.opening import Source, local_path
-from matsmerge.engine.merging import merge_in_memory, merge_to_folder, prepare
+from matsmerge.engine.evidence import StatisticsSource
+from matsmerge.engine.merging import PreparedMerge, merge_in_memory, merge_to_folder, prepare
 from matsmerge.engine.output_folder import check_target
-from matsmerge.errors import RecipeError
+from matsmerge.errors import RecipeError, closest
 from matsmerge.recipes.recipe import make_recipe, short_names
 
 Models = Sequence[Source] | Mapping[str, Source]
+AllStatistics = Sequence[StatisticsSource] | Mapping[str, StatisticsSource]
 
 
 @overload
@@ -24,11 +26,13 @@ def merge(
     method: str | Mapping[str, Any] = "average",
     *,
     out: None = None,
+    statistics: AllStatistics | None = None,
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
     dtype: str | None = None,
     allow_nonfinite: bool = False,
+    force: bool = False,
     **parameters: Any,
 ) -> dict[str, Tensor]: ...
 @overload
@@ -38,11 +42,13 @@ def merge(
     method: str | Mapping[str, Any] = "average",
     *,
     out: str | Path,
+    statistics: AllStatistics | None = None,
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
     dtype: str | None = None,
     allow_nonfinite: bool = False,
+    force: bool = False,
     overwrite: bool = False,
     resume: bool = False,
     **parameters: Any,
@@ -53,11 +59,13 @@ def merge(
     method: str | Mapping[str, Any] = "average",
     *,
     out: str | Path | None = None,
+    statistics: AllStatistics | None = None,
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
     dtype: str | None = None,
     allow_nonfinite: bool = False,
+    force: bool = False,
     overwrite: bool = False,
     resume: bool = False,
     **parameters: Any,
@@ -66,16 +74,76 @@ def merge(
 
     Returns the merged state dict, or with `out` writes a model folder and returns its path.
     `models` may be a mapping from names, which then name the files in `heads/`; `parameters` are
-    the method's own, as in `merge(models, base, "task_arithmetic", scale=0.3)`. What is decided
-    without being asked, such as parameters kept apart as heads, is said as a warning.
+    the method's own, as in `merge(models, base, "task_arithmetic", scale=0.3)`. `statistics` are
+    what `collect` returned or wrote, in the order of the models or by their names; with `force`
+    also those of other models. What is decided without being asked, such as parameters kept apart
+    as heads, is said as a warning.
     """
+    recipe = {"overrides": list(overrides), "heads": heads, "dtype": dtype}
+    target = None if out is None else local_path(out)
+    if target is not None:
+        check_target(target, 0, {}, overwrite=overwrite, resume=resume)
+    prepared = _prepare(models, base, method, parameters, statistics, weights, recipe, force=force)
+    if target is None:
+        return merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)[None]
+    return merge_to_folder(
+        prepared,
+        target,
+        overwrite=overwrite,
+        resume=resume,
+        allow_nonfinite=allow_nonfinite,
+    )
+
+
+def merge_trajectory(
+    models: Models,
+    base: Source | None = None,
+    method: str | Mapping[str, Any] = "mats",
+    *,
+    iterations: Sequence[int],
+    statistics: AllStatistics | None = None,
+    weights: Sequence[float] | None = None,
+    overrides: Sequence[Mapping[str, Any]] = (),
+    heads: str | Sequence[str] = (),
+    dtype: str | None = None,
+    allow_nonfinite: bool = False,
+    force: bool = False,
+    **parameters: Any,
+) -> dict[int, dict[str, Tensor]]:
+    """The merged state dict after each of these iterations of the last solver, from one run."""
+    recipe = {
+        "overrides": list(overrides),
+        "heads": heads,
+        "dtype": dtype,
+        "trajectory": list(iterations),
+    }
+    if not iterations:
+        raise RecipeError("iterations: name at least one")
+    prepared = _prepare(models, base, method, parameters, statistics, weights, recipe, force=force)
+    found = merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)
+    return {at: state for at, state in found.items() if at is not None}
+
+
+def _prepare(
+    models: Models,
+    base: Source | None,
+    method: str | Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    statistics: AllStatistics | None,
+    weights: Sequence[float] | None,
+    recipe: Mapping[str, Any],
+    *,
+    force: bool,
+) -> PreparedMerge:
     named = dict(models) if isinstance(models, Mapping) else _named(models)
     if weights is not None and len(weights) != len(named):
         raise RecipeError(f"{len(weights)} weights for {len(named)} models")
     _refuse_twice(named)
     spec = {"name": method} if isinstance(method, str) else dict(method)
-    recipe = make_recipe(
+    heads = recipe["heads"]
+    checked = make_recipe(
         {
+            **recipe,
             "models": [
                 {
                     "model": str(source) if isinstance(source, (str, Path)) else name,
@@ -88,26 +156,36 @@ def merge(
             ],
             "base": str(base) if isinstance(base, (str, Path)) else base and "base",
             "method": {**spec, **parameters},
-            "overrides": list(overrides),
             "heads": heads if isinstance(heads, str) else list(heads),
-            "dtype": dtype,
         }
     )
-    target = None if out is None else local_path(out)
-    if target is not None:
-        check_target(target, 0, {}, overwrite=overwrite, resume=resume)
-    prepared = prepare(recipe, named | ({} if base is None else {"base": base}))
-    for note in prepared.notes:
-        warnings.warn(note, stacklevel=2)
-    if target is None:
-        return merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)
-    return merge_to_folder(
-        prepared,
-        target,
-        overwrite=overwrite,
-        resume=resume,
-        allow_nonfinite=allow_nonfinite,
+    prepared = prepare(
+        checked,
+        named | ({} if base is None else {"base": base}),
+        _by_name(statistics, list(named)),
+        force=force,
     )
+    for note in prepared.notes:
+        warnings.warn(note, stacklevel=3)
+    return prepared
+
+
+def _by_name(statistics: AllStatistics | None, names: Sequence[str]) -> dict[str, StatisticsSource]:
+    if statistics is None:
+        return {}
+    if isinstance(statistics, Mapping):
+        unknown = [
+            f"statistics: there is no model '{name}'{closest(name, names)}"
+            for name in statistics
+            if name not in names
+        ]
+        if unknown:
+            raise RecipeError(unknown)
+        return dict(statistics)
+    if isinstance(statistics, (str, Path)) or len(statistics) != len(names):
+        num = 1 if isinstance(statistics, (str, Path)) else len(statistics)
+        raise RecipeError(f"{num} statistics for {len(names)} models; give one for each, in order")
+    return dict(zip(names, statistics, strict=True))
 
 
 def _named(models: Sequence[Source]) -> dict[str, Source]:

@@ -3,16 +3,18 @@
 import json
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from matsmerge.cli import display, stats_command
+from matsmerge.cli import display, stats_command, subspace_command
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
 
 _MAX_LISTED = 12
+_SUBSPACES = "Subspaces"
 
 
 def inspect(
@@ -25,14 +27,97 @@ def inspect(
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    subspace: Annotated[
+        bool,
+        typer.Option(
+            "--subspace",
+            help="Show which directions of each layer's inputs matter to which task, how much "
+            "tasks overlap, and where a merged model is from its models. Statistics alone (one "
+            "file, or two) show the first two.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = False,
+    statistics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A task's statistics, with Gram matrices. Repeatable. Default: what the merge "
+            "was made with.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="MODEL",
+            help="The model of each file of statistics, in the same order. Repeatable. Default: "
+            "what was merged.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Show distances relative to how far each model is from this one. Default: the "
+            "merge's base, where its models are taken too.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = None,
+    rank: Annotated[
+        int | None,
+        typer.Option(help="Directions of each subspace, at most.", rich_help_panel=_SUBSPACES),
+    ] = None,
+    energy: Annotated[
+        float | None,
+        typer.Option(
+            help="Or as many as hold this share of the trace. Default: 0.9.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = None,
+    layers: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="Only modules or weights that match, e.g. 'encoder.*'. Repeatable.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = None,
+    figure: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw it into a .png, .svg or .html file.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Also with statistics of other models than these.",
+            rich_help_panel=_SUBSPACES,
+        ),
+    ] = False,
 ) -> None:
     """Show what is in a checkpoint or a file of statistics, or how two checkpoints differ.
 
     For statistics and a model: whether they belong together.
+
+        mats inspect merged --subspace --figure subspaces.png
     """
     from matsmerge.checkpoints.opening import open_checkpoint
+    from matsmerge.errors import RecipeError
     from matsmerge.statistics.statistics_file import is_statistics_file
 
+    asked = subspace_command.Asked(
+        statistics or (), model or (), base, rank, energy, layers or (), figure, force
+    )
+    if subspace:
+        subspace_command.inspect(path, other, asked, quiet=quiet, as_json=as_json)
+        return
+    if asked.given():
+        raise RecipeError(f"{', '.join(asked.given())}: only with --subspace")
     if is_statistics_file(path):
         stats_command.inspect(path, other, quiet=quiet, as_json=as_json)
         return

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matsmerge.recipes.recipe import Recipe
 
 _WITHOUT_FILE = "Without a recipe file"
+_SOLVING = "Solving linear systems (mats and its kin)"
 _RUNNING = "Running"
 
 
@@ -46,7 +47,9 @@ def merge(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="average, task_arithmetic, ties, dare_linear, dare_ties, slerp, model_stock.",
+            help="average, task_arithmetic, ties, dare_linear, dare_ties, slerp, model_stock; with "
+            "statistics: mats_kfac, mats, regmean, diagonal_fisher, block_fisher; from the weights "
+            "alone: actmat, wudi, tact, ace.",
             rich_help_panel=_WITHOUT_FILE,
         ),
     ] = None,
@@ -83,6 +86,121 @@ def merge(
         int | None,
         typer.Option(help="Seed of the random choice (dare_*).", rich_help_panel=_WITHOUT_FILE),
     ] = None,
+    statistics: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="What `mats collect` wrote, in the order of the models. Repeat for each. Default: "
+            "statistics.safetensors beside each model.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    init: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Where to start: any method. --scale and --density are the init's.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="gram, kfac, fisher, block_fisher, identity; actmat, wudi, tact, ace.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    solver: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="cg or closed_form.", rich_help_panel=_SOLVING),
+    ] = None,
+    iterations: Annotated[
+        int | None, typer.Option(help="Of conjugate gradients.", rich_help_panel=_SOLVING)
+    ] = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(help="Stop at this relative residual.", rich_help_panel=_SOLVING),
+    ] = None,
+    preconditioner: Annotated[
+        str | None,
+        typer.Option(help="none, jacobi, kronecker (kfac).", rich_help_panel=_SOLVING),
+    ] = None,
+    damping: Annotated[
+        float | None,
+        typer.Option(help="Of the kronecker preconditioner.", rich_help_panel=_SOLVING),
+    ] = None,
+    stop: Annotated[
+        str | None,
+        typer.Option(
+            help="fixed, or held_out: at the lowest objective on held-out statistics.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    off_diagonal: Annotated[
+        float | None,
+        typer.Option(
+            help="Factor on what is off the diagonal of Gram matrices, RegMean's lambda.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    ridge: Annotated[
+        float | None,
+        typer.Option(
+            help="Added to each covariance's diagonal, relative to its mean.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    bias: Annotated[
+        bool | None,
+        typer.Option(
+            "--bias/--no-bias",
+            help="Join each bias to its weight (gram, kfac).",
+            show_default=False,
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    embeddings: Annotated[
+        bool | None,
+        typer.Option(
+            "--embeddings/--no-embeddings",
+            help="Merge embeddings by how often tokens occur (gram, kfac).",
+            show_default=False,
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    otherwise: Annotated[
+        str | None,
+        typer.Option(
+            help="What parameters get that the objective has nothing for: average, init.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    trajectory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="Write a model for each of these iterations, from one run: 10,20,50 or "
+            "10:100:10. They go to OUT/iteration-N.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write residual and objective of every layer and iteration (JSON lines).",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Use statistics that were collected from another model.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = False,
     heads: Annotated[
         list[str] | None,
         typer.Option(
@@ -143,25 +261,47 @@ def merge(
     or from options alone:
 
         mats merge --method task_arithmetic --scale 0.3 --base B --model A --model C --out merged
+
+        mats merge --method mats_kfac --base B --model A --model C --statistics a.safetensors
+        --statistics c.safetensors --out merged
     """
     from matsmerge.checkpoints.opening import local_path
     from matsmerge.engine.executor import LocalExecutor
     from matsmerge.engine.machine import keep_freed_memory, parse_bytes
     from matsmerge.engine.merging import merge_to_folder, prepare
-    from matsmerge.engine.output_folder import check_target
+    from matsmerge.engine.output_folder import check_new_file, check_target
 
-    parameters = {"scale": scale, "density": density, "trim": trim, "seed": seed}
+    parameters = {
+        "scale": scale,
+        "density": density,
+        "trim": trim,
+        "seed": seed,
+        "init": init,
+        "objective": objective,
+        "solver": solver,
+        "iterations": iterations,
+        "tolerance": tolerance,
+        "preconditioner": preconditioner,
+        "damping": damping,
+        "stop": stop,
+        "off_diagonal": off_diagonal,
+        "ridge": ridge,
+        "bias": bias,
+        "embeddings": embeddings,
+        "otherwise": otherwise,
+    }
     given = {key: value for key, value in parameters.items() if value is not None}
-    changes = {"heads": heads or [], "dtype": dtype}
+    changes = {"heads": heads or [], "dtype": dtype, "trajectory": _parse_list(trajectory)}
     if recipe is not None:
-        if model or base or method or weight or given:
+        if model or base or method or weight or statistics or given:
             raise RecipeError(
-                "a recipe file says models, base, method, weights and parameters itself; "
-                "give either the file or these options"
+                "a recipe file says models, base, method, weights, statistics and parameters "
+                "itself; give either the file or these options"
             )
         checked, notes = _from_file(recipe, changes)
     else:
-        checked, notes = _from_options(model or [], base, method, weight or [], given, changes), []
+        entries = _entries(model or [], weight or [], statistics or [])
+        checked, notes = _from_options(entries, base, method, given, changes), []
     executor = LocalExecutor(workers, parse_bytes(max_memory) if max_memory else None, fork=True)
     max_shard_bytes = parse_bytes(shard_size)
     if out is None and not dry_run:
@@ -171,7 +311,9 @@ def merge(
         check_target(out, 0, {}, overwrite=overwrite, resume=resume)
 
     keep_freed_memory()
-    prepared = prepare(checked)
+    if trace is not None:
+        check_new_file(local_path(trace), overwrite=overwrite)
+    prepared = prepare(checked, force=force)
     if not quiet:
         display.show_notes([*notes, *prepared.notes])
     _check_memory(prepared, executor)
@@ -188,12 +330,76 @@ def merge(
             allow_nonfinite=allow_nonfinite,
             max_shard_bytes=max_shard_bytes,
             progress=bars,
+            trace=None if trace is None else local_path(trace),
         )
     if as_json:
         print(json.dumps({"out": str(out), **_describe(prepared, executor, max_shard_bytes)}))
     elif not quiet:
+        _show_solutions(out)
         num = len(prepared.alignment.models)
         display.stdout.print(f"{num} models merged into {out}", markup=False)
+
+
+def _show_solutions(out: Path) -> None:
+    """How the layers' systems ended, by objective; the text says what to try next."""
+    from matsmerge.engine.output_folder import MANIFEST
+    from matsmerge.linalg.system import Status
+
+    manifest = json.loads((out / MANIFEST).read_text())
+    ended: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for parameter in manifest["parameters"].values():
+        for report in parameter.get("solved", ()):
+            ended.setdefault((report["objective"], report["status"]), []).append(report)
+    for (objective, status), reports in ended.items():
+        falls = sorted(
+            r["objective_value"] / r["objective_of_start"]
+            for r in reports
+            if r["objective_of_start"]
+        )
+        iterations = sorted(r["iterations"] for r in reports)
+        how = f", {_span(iterations)} iterations" if iterations[-1] else ""
+        left = f", objective {falls[len(falls) // 2]:.1%} of the init's (median)" if falls else ""
+        text = f"{len(reports)} layers, {objective}{how}{left}: {Status[status.upper()].value}"
+        display.stdout.print(text, markup=False, soft_wrap=True)
+
+
+def _span(numbers: list[int]) -> str:
+    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _parse_list(text: str | None) -> list[int]:
+    """Numbers as `10,20,50`, or `10:100:10` for every tenth up to 100."""
+    if text is None:
+        return []
+    try:
+        if ":" in text:
+            first, last, step = map(int, text.split(":"))
+            numbers = list(range(first, last + 1, step))
+        else:
+            numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers:
+        raise RecipeError(f"--trajectory: expected 10,20,50 or 10:100:10, found '{text}'")
+    return numbers
+
+
+def _entries(
+    models: list[str], weights: list[float], statistics: list[str]
+) -> list[dict[str, Any]]:
+    """The models of a recipe, each with its weight and statistics."""
+    if not models:
+        raise RecipeError("no models: give a recipe file, or a --model for each model to merge")
+    entries: list[dict[str, Any]] = [{"model": path} for path in models]
+    for option, key, values in (
+        ("--weight", "weight", weights),
+        ("--statistics", "statistics", statistics),
+    ):
+        if values and len(values) != len(models):
+            raise RecipeError(f"{len(values)} times {option} for {len(models)} models")
+        for entry, value in zip(entries, values, strict=False):
+            entry[key] = value
+    return entries
 
 
 def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[Recipe, list[str]]":
@@ -204,31 +410,26 @@ def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[Recipe, list[str]]
     data = recipe.model_dump(mode="json", exclude_defaults=True)
     data["heads"] = [*recipe.heads, *changes["heads"]]
     data["dtype"] = changes["dtype"] or recipe.dtype
+    data["trajectory"] = changes["trajectory"] or recipe.trajectory
     return make_recipe(data), notes
 
 
 def _from_options(
-    models: list[str],
+    entries: list[dict[str, Any]],
     base: str | None,
     method: str | None,
-    weights: list[float],
     parameters: dict[str, Any],
     changes: dict[str, Any],
 ) -> "Recipe":
     from matsmerge.recipes.recipe import make_recipe
 
-    if not models:
-        raise RecipeError("no models: give a recipe file, or a --model for each model to merge")
-    if weights and len(weights) != len(models):
-        raise RecipeError(f"{len(weights)} times --weight for {len(models)} models")
-    entries: list[dict[str, Any]] = [{"model": path} for path in models]
-    for entry, value in zip(entries, weights, strict=False):
-        entry["weight"] = value
+    # An objective or an init without a method is the general one.
+    default = "mats" if parameters.keys() & {"init", "objective", "solver"} else "average"
     return make_recipe(
         {
             "models": entries,
             "base": base,
-            "method": {"name": method or "average", **parameters},
+            "method": {"name": method or default, **parameters},
             **changes,
         }
     )
@@ -257,11 +458,12 @@ def _describe(
         "num_parameters": sum(p.spec.num_elements for p in prepared.plan.parameters),
         "num_jobs": len(prepared.plan.jobs),
         "read_bytes": prepared.plan.num_input_bytes * (2 if prepared.plan.is_measured else 1),
-        "output_bytes": layout.num_bytes + prepared.num_head_bytes,
+        "output_bytes": (layout.num_bytes + prepared.num_head_bytes) * len(prepared.models),
         "output_files": [shard.file_name for shard in layout.shards],
         "peak_bytes": min(peak, executor.max_bytes) + prepared.plan.measuring_bytes,
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
         "tied": dict(prepared.alignment.tied),
+        "otherwise": prepared.otherwise,
         "notes": list(prepared.notes),
     }
 

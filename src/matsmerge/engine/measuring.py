@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor
 
 from matsmerge.engine.executor import Executor
-from matsmerge.engine.plan import Job, Parameter, Plan, make_jobs
+from matsmerge.engine.parameter import Parameter
+from matsmerge.engine.plan import Job, Plan, make_jobs
 from matsmerge.engine.progress import Progress
 from matsmerge.engine.worker import Worker
 from matsmerge.methods.method import Measured, Pass, Task

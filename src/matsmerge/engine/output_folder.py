@@ -63,14 +63,17 @@ class ShardFiles:
 class OutputFolder:
     """A folder being written; only `finish` makes the output appear."""
 
-    def __init__(self, target: Path, layout: Layout, identity: str) -> None:
+    def __init__(
+        self, target: Path, layout: Layout, identity: str, models: Sequence[str] = (".",)
+    ) -> None:
         self.target = target
         self.layout = layout
         self.identity = identity
         self.path = staging_path(target)
-        self.finished: dict[int, Sequence[float]] = {}  # job -> what its receipt says
+        self.finished: dict[int, Receipt] = {}
         self.measured: dict[str, Any] | None = None
-        self.shards = ShardFiles(self.path, layout)
+        # The folders with models: the output itself, or several within it.
+        self.shards = {model: ShardFiles(self.path / model, layout) for model in models}
         self._syncer = ThreadPoolExecutor(1)
         self._syncing: Future[None] | None = None
         self._unsynced: list[int] = []
@@ -112,8 +115,9 @@ class OutputFolder:
     def _begin(self) -> None:
         for left_over in self.path.iterdir():
             shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
-        for shard in self.layout.shards:
-            file = self.shards.descriptor(shard)
+        for files, shard in self._files():
+            files.folder.mkdir(exist_ok=True)
+            file = files.descriptor(shard)
             # Not allocated in advance: writing into allocated blocks is several times slower.
             os.ftruncate(file, shard.num_bytes)
             os.pwrite(file, shard.header, 0)
@@ -138,11 +142,13 @@ class OutputFolder:
                 "version of matsmerge; start anew with --overwrite"
             )
         for entry in entries:
-            self.finished |= {int(job): squares for job, squares in entry.get("jobs", {}).items()}
+            for job, (squares, solved) in entry.get("jobs", {}).items():
+                self.finished[int(job)] = Receipt(int(job), tuple(squares), solved)
             self.measured = entry.get("measured", self.measured)
-        for shard in self.layout.shards:
-            if os.fstat(self.shards.descriptor(shard)).st_size != shard.num_bytes:
-                raise OutputError(f"{self.path / shard.file_name}: damaged; start with --overwrite")
+        for files, shard in self._files():
+            if os.fstat(files.descriptor(shard)).st_size != shard.num_bytes:
+                file = files.folder / shard.file_name
+                raise OutputError(f"{file}: damaged; start with --overwrite")
         # Written anew, so that a torn last line does not swallow the next one.
         journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
         self._journal = journal.open("a")
@@ -153,7 +159,7 @@ class OutputFolder:
 
     def note_finished(self, receipt: Receipt) -> None:
         """Note that all of a job's values have been written."""
-        self.finished[receipt.job_index] = receipt.squares
+        self.finished[receipt.job_index] = receipt
         self._unsynced.append(receipt.job_index)
         if len(self._unsynced) >= _SYNC_JOBS and (self._syncing is None or self._syncing.done()):
             self._start_sync()
@@ -167,15 +173,22 @@ class OutputFolder:
         return self._syncing
 
     def _sync(self, jobs: list[int]) -> None:
-        for shard in self.layout.shards:
-            os.fsync(self.shards.descriptor(shard))
-        self._note({"jobs": {job: self.finished[job] for job in jobs}})
+        for files, shard in self._files():
+            os.fsync(files.descriptor(shard))
+        done = [self.finished[job] for job in jobs]
+        self._note({"jobs": {r.job_index: [r.squares, r.solved] for r in done}})
+
+    def _files(self) -> Iterator[tuple[ShardFiles, Shard]]:
+        for files in self.shards.values():
+            for shard in self.layout.shards:
+                yield files, shard
 
     def finish(self, manifest: str) -> None:
         """Write the manifest, and let the output appear under its name."""
         self._start_sync().result()
-        if self.layout.index_name and self.layout.index:
-            (self.path / self.layout.index_name).write_text(self.layout.index)
+        for files in self.shards.values():
+            if self.layout.index_name and self.layout.index:
+                (files.folder / self.layout.index_name).write_text(self.layout.index)
         (self.path / MANIFEST).write_text(manifest)
         for path in (*self.path.rglob("*"), self.path):
             _sync_path(path)
@@ -215,7 +228,8 @@ class OutputFolder:
 
     def _close(self) -> None:
         self._syncer.shutdown()
-        self.shards.close()
+        for files in self.shards.values():
+            files.close()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
@@ -239,6 +253,16 @@ def check_target(
         problems = [f"{target}: cannot be written to ({error.strerror}); choose another --out"]
     if problems:
         raise OutputError(problems)
+
+
+def check_new_file(path: Path, *, overwrite: bool) -> None:
+    """Refuse a file that cannot or must not be written."""
+    if path.is_dir() or (path.exists() and not overwrite):
+        raise OutputError(
+            f"{path}: exists already; choose another file, or replace it with --overwrite"
+        )
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise OutputError(f"{path.parent}: is not a folder that can be written to")
 
 
 def _target_problems(

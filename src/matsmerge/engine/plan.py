@@ -7,7 +7,10 @@ import torch
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.engine.layers import Layer, find_layers
+from matsmerge.engine.parameter import Parameter
 from matsmerge.methods.method import BLOCK_ELEMENTS
+from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.passthrough import Passthrough
 from matsmerge.recipes.rules import Rule
 
@@ -17,18 +20,12 @@ JOB_ELEMENTS = 128 * BLOCK_ELEMENTS
 _SCRATCH_BLOCKS = 12
 # What a worker needs however small its job is, chiefly its own copy of the interpreter's objects.
 _WORKER_BYTES = 24_000_000
+# Layers that share their matrices and are solved one after the other by one worker.
+_LAYERS_TOGETHER = 8
+# Tensors of a layer's size, and matrices of its inputs', that solving holds at once (measured).
+_ITERATES, _MATRICES = 12, 9
 # What ranking a model's entries collects: a sliver of them, as a value and a count each.
 _COLLECTED_SHARE, _COLLECTED_BYTES = 0.02, 16
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """One tensor of the output, and how it comes about."""
-
-    name: str
-    spec: TensorSpec
-    compute_dtype: torch.dtype | None  # None: not a number to merge, copied as it is
-    rule: Rule
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,33 @@ class Job:
     num_input_bytes: int
     peak_bytes: int
 
+    @property
+    def names(self) -> list[str]:
+        """The parameter of each piece."""
+        return [piece.parameter.name for piece in self.pieces]
+
+
+@dataclass(frozen=True)
+class SolveJob:
+    """Layers that share the matrices of their systems, and the memory that solving one takes."""
+
+    index: int
+    layers: tuple[Layer, ...]
+    num_input_bytes: int
+    peak_bytes: int
+
+    @property
+    def names(self) -> list[str]:
+        """All parameters, layer by layer."""
+        return [p.name for layer in self.layers for p in layer.parameters]
+
 
 @dataclass(frozen=True)
 class Plan:
     """All jobs of a merge, and all that is measured before them."""
 
     parameters: tuple[Parameter, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[Job | SolveJob, ...]
     measured_together: tuple[tuple[Parameter, ...], ...]  # groups measured over the model
     measured_alone: tuple[Parameter, ...]
 
@@ -97,8 +114,14 @@ def compute_dtype(stored: Iterable[torch.dtype]) -> torch.dtype:
     return torch.float64 if any(dtype.itemsize > 2 for dtype in stored) else torch.float32
 
 
-def make_plan(alignment: Alignment, rules: Mapping[str, Rule], dtype: torch.dtype | None) -> Plan:
-    """Plan a merge of aligned models."""
+def make_plan(
+    alignment: Alignment,
+    rules: Mapping[str, Rule],
+    dtype: torch.dtype | None,
+    evidence: Sequence[Evidence] = (),
+    num_kept: int = 0,
+) -> Plan:
+    """Plan a merge of aligned models; `num_kept` iterates are written besides the last."""
     parameters: list[Parameter] = []
     for name in alignment.names:
         spec = alignment.models[0].spec(name)
@@ -117,12 +140,17 @@ def make_plan(alignment: Alignment, rules: Mapping[str, Rule], dtype: torch.dtyp
             continue
         if method.measured_over == "model":
             # Parameters that only differ in, say, their scale are still ranked together.
-            together.setdefault((type(method), parameter.rule.densities), []).append(parameter)
+            key = method.measured_as, parameter.rule.densities
+            together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)
+    layers = find_layers(parameters, alignment, evidence)
+    solved = {p.name for layer in layers for p in layer.parameters}
+    solving = list(make_solve_jobs(layers, alignment, num_kept))
+    others = [p for p in parameters if p.name not in solved]
     return Plan(
         tuple(parameters),
-        tuple(make_jobs(parameters, alignment)),
+        (*solving, *make_jobs(others, alignment, len(solving))),
         tuple(map(tuple, together.values())),
         tuple(alone),
     )
@@ -133,13 +161,15 @@ def read_by(parameter: Parameter, alignment: Alignment) -> tuple[AlignedModel, .
     method = parameter.rule.method
     if isinstance(method, Passthrough):
         return tuple(m for m in alignment.everyone if m.name == method.model)
-    return alignment.everyone if method.needs_base else alignment.models
+    return alignment.everyone if method.reads_base else alignment.models
 
 
-def make_jobs(parameters: Sequence[Parameter], alignment: Alignment) -> Iterator[Job]:
+def make_jobs(
+    parameters: Sequence[Parameter], alignment: Alignment, index: int = 0
+) -> Iterator[Job]:
     """Cut parameters into pieces and gather pieces into jobs of about the same size."""
     pieces: list[Piece] = []
-    num_elements = index = first_element = 0
+    num_elements = first_element = 0
     for parameter in parameters:
         start = 0
         while True:
@@ -173,3 +203,49 @@ def _job(index: int, first_element: int, pieces: list[Piece], alignment: Alignme
     )
     num_blocks = _SCRATCH_BLOCKS + len(alignment.models)
     return Job(index, first_element, tuple(pieces), inputs, _WORKER_BYTES + num_blocks * scratch)
+
+
+def make_solve_jobs(
+    layers: Sequence[Layer], alignment: Alignment, num_kept: int
+) -> Iterator[SolveJob]:
+    """Gather layers that share matrices; the largest jobs come first, so that none is left over."""
+    groups: dict[object, list[Layer]] = {}
+    for layer in layers:
+        groups.setdefault(layer.shares, []).append(layer)
+    chunks = [
+        tuple(group[i : i + _LAYERS_TOGETHER])
+        for group in groups.values()
+        for i in range(0, len(group), _LAYERS_TOGETHER)
+    ]
+    sizes = [max(_solving_bytes(layer, alignment, num_kept) for layer in c) for c in chunks]
+    order = sorted(range(len(chunks)), key=lambda i: -sizes[i] * len(chunks[i]))
+    for index, i in enumerate(order):
+        inputs = sum(
+            model.spec(p.name).num_bytes
+            for layer in chunks[i]
+            for p in layer.parameters
+            for model in read_by(p, alignment)
+        )
+        inputs += sum(r.found.num_bytes for layer in chunks[i] for r in layer.rounds)
+        yield SolveJob(index, chunks[i], inputs, _WORKER_BYTES + sizes[i])
+
+
+def _solving_bytes(layer: Layer, alignment: Alignment, num_kept: int) -> int:
+    """Memory that solving a layer takes at most, an upper guess from its shapes."""
+    peak = 0
+    num_values = sum(p.spec.num_elements for p in layer.parameters)
+    for one in layer.rounds:
+        d, o = one.found.num_inputs, one.found.num_outputs
+        groups = one.found.view.num_groups
+        iterates = (_ITERATES + num_kept) * 8 * groups * d * o
+        if one.stage.objective.statistic == "kfac":
+            factors = groups * (o * o + (0 if one.found.view.seen == "embedding" else d * d))
+            matrices = (8 * len(alignment.models) + 8 * _MATRICES) * factors
+        elif one.found.sharing or one.stage.objective.needs_base:
+            matrices = 8 * _MATRICES * groups * d * d
+        elif one.found.view.seen == "vector":
+            matrices = max(8 * _MATRICES * d * d, one.found.num_bytes)
+        else:
+            matrices = 0
+        peak = max(peak, iterates + matrices)
+    return peak + 8 * (2 + num_kept) * num_values

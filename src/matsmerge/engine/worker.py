@@ -2,8 +2,8 @@
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,9 +12,13 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, dtype_name
-from matsmerge.engine.plan import Job, Parameter, Piece, read_by
-from matsmerge.errors import NonFiniteError
+from matsmerge.engine.parameter import Parameter
+from matsmerge.engine.plan import Job, Piece, SolveJob, read_by
+from matsmerge.engine.solving import LayerSolver
+from matsmerge.errors import NonFiniteError, StatisticsError
+from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import BLOCK_ELEMENTS, Measured, Pass, Site, Task
+from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.passthrough import Passthrough
 
 
@@ -24,12 +28,21 @@ class Sink(Protocol):
     def write(self, name: str, start: int, values: Tensor) -> None: ...
 
 
+# Where to write: the merged values, or those after so many iterations of the last solver.
+Sinks = Mapping[int | None, Sink]
+FINAL = None
+
+
 @dataclass(frozen=True)
 class Receipt:
-    """A job's word that its values have been written, and the sum of squares of each piece."""
+    """A job's word that its values have been written.
+
+    With the sum of squares of each piece, and what there is to say of each layer that was solved.
+    """
 
     job_index: int
     squares: tuple[float, ...]
+    solved: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,14 +51,69 @@ class Worker:
 
     alignment: Alignment
     allow_nonfinite: bool
+    evidence: tuple[Evidence, ...] = ()
 
-    def merge(self, job: Job, measured: Mapping[str, Measured], sink: Sink) -> Receipt:
-        """Merge all pieces of a job into a sink."""
+    def merge(self, job: Job | SolveJob, measured: Mapping[str, Measured], sinks: Sinks) -> Receipt:
+        """Merge all pieces of a job into sinks."""
         self._prefetch(job)
+        if isinstance(job, SolveJob):
+            return self._solve(job, measured, sinks)
         squares = [
-            self._merge_piece(p, measured.get(p.parameter.name, {}), sink) for p in job.pieces
+            self._merge_piece(p, measured.get(p.parameter.name, {}), sinks) for p in job.pieces
         ]
         return Receipt(job.index, tuple(squares))
+
+    def _solve(self, job: SolveJob, measured: Mapping[str, Measured], sinks: Sinks) -> Receipt:
+        squares: list[float] = []
+        reports = {}
+        keep = tuple(at for at in sinks if at is not None)
+        for layer in job.layers:
+            rule = layer.parameters[0].rule
+            own = {p.name: p for p in layer.parameters}
+            load = partial(self._load_whole, own)
+            solver = LayerSolver(self.evidence, rule.weights, load, keep, len(job.layers))
+            start = {name: self._start(p, measured.get(name, {})) for name, p in own.items()}
+            try:
+                solved = solver.solve(layer, start)
+            except StatisticsError as error:
+                problems = [f"'{layer.name}': {problem}" for problem in error.problems]
+                raise StatisticsError(problems) from error
+            reports[layer.name] = solved.reports
+            for at, sink in sinks.items():
+                values = solved.values if at is FINAL else solved.kept[at]
+                for name, parameter in own.items():
+                    self._write_whole(parameter, values[name].flatten(), sink)
+            for name in own:
+                flat = solved.values[name].flatten()
+                squares.append(torch.dot(flat, flat).item())
+        return Receipt(job.index, tuple(squares), reports)
+
+    def _start(self, parameter: Parameter, measured: Measured) -> Tensor:
+        """A whole parameter as the init has it."""
+        method = parameter.rule.method
+        assert isinstance(method, Mats)
+        num_elements = parameter.spec.num_elements
+        values = torch.empty(num_elements, dtype=torch.float64)
+        for begin in range(0, num_elements, BLOCK_ELEMENTS):
+            end = min(begin + BLOCK_ELEMENTS, num_elements)
+            site = self._site(parameter, begin, end, check=not measured)
+            values[begin:end] = method.start.merge(site, measured)
+        return values.view(*parameter.spec.shape)
+
+    def _load_whole(
+        self, parameters: Mapping[str, Parameter], model: int | None, name: str
+    ) -> Tensor:
+        aligned = self.alignment.base if model is None else self.alignment.models[model]
+        parameter = parameters[name]
+        assert aligned is not None
+        check = not self.allow_nonfinite
+        flat = self._load(parameter, 0, parameter.spec.num_elements, check, aligned)
+        return flat.double().view(*parameter.spec.shape)
+
+    def _write_whole(self, parameter: Parameter, values: Tensor, sink: Sink) -> None:
+        if not self.allow_nonfinite:
+            _check_result(parameter, values, torch.dot(values, values).item())
+        sink.write(parameter.name, 0, values.to(parameter.spec.dtype))
 
     def observe(self, job: Job, reading: Pass) -> tuple[int, list[Any]]:
         """Note what a pass wants to know; with the job's index, to put notes in order."""
@@ -54,7 +122,7 @@ class Worker:
         notes = [reading.observe(site) for site in self._sites(job, reading)]
         return job.index, reading.fold(notes) if notes else []
 
-    def _merge_piece(self, piece: Piece, measured: Measured, sink: Sink) -> float:
+    def _merge_piece(self, piece: Piece, measured: Measured, sinks: Sinks) -> float:
         """Merge a piece, and return the sum of its squares."""
         parameter = piece.parameter
         squares = 0.0
@@ -70,7 +138,9 @@ class Worker:
                 if not self.allow_nonfinite:
                     _check_result(parameter, merged, square)
                 squares += square
-            sink.write(parameter.name, start, merged.to(parameter.spec.dtype))
+            rounded = merged.to(parameter.spec.dtype)
+            for sink in sinks.values():
+                sink.write(parameter.name, start, rounded)
         return squares
 
     def _source(self, parameter: Parameter) -> AlignedModel:
@@ -127,7 +197,13 @@ class Worker:
             )
         return block
 
-    def _prefetch(self, job: Job) -> None:
+    def _prefetch(self, job: Job | SolveJob) -> None:
+        if isinstance(job, SolveJob):
+            for layer in job.layers:
+                for p in layer.parameters:
+                    for model in read_by(p, self.alignment):
+                        model.prefetch(p.name, 0, p.spec.num_elements)
+            return
         for piece in job.pieces:
             for model in read_by(piece.parameter, self.alignment):
                 model.prefetch(piece.parameter.name, piece.start, piece.stop)

@@ -4,8 +4,21 @@ from collections.abc import Mapping
 
 from matsmerge.methods.average import Average
 from matsmerge.methods.dare import DareLinear, DareTies
+from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
 from matsmerge.methods.model_stock import ModelStock
+from matsmerge.methods.named import (
+    AceMerging,
+    ActMatMerging,
+    BlockDiagonalFisher,
+    DiagonalFisher,
+    KroneckerOfSums,
+    MatsKfac,
+    RegMean,
+    RegMeanPlusPlus,
+    TactMerging,
+    WudiMerging,
+)
 from matsmerge.methods.passthrough import Passthrough
 from matsmerge.methods.slerp import Slerp
 from matsmerge.methods.task_arithmetic import TaskArithmetic
@@ -20,4 +33,15 @@ METHODS: Mapping[str, type[Method]] = {
     "slerp": Slerp,
     "model_stock": ModelStock,
     "passthrough": Passthrough,
+    "mats": Mats,
+    "mats_kfac": MatsKfac,
+    "diagonal_fisher": DiagonalFisher,
+    "regmean": RegMean,
+    "regmean++": RegMeanPlusPlus,
+    "block_fisher": BlockDiagonalFisher,
+    "kronecker_of_sums": KroneckerOfSums,
+    "actmat": ActMatMerging,
+    "wudi": WudiMerging,
+    "tact": TactMerging,
+    "ace": AceMerging,
 }

@@ -76,6 +76,34 @@ class Method(BaseModel, ABC):
     needs_base: ClassVar[bool] = False
     num_models: ClassVar[int | None] = None  # where only one number makes sense
 
+    @classmethod
+    def known_parameters(cls, given: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG003
+        """What may be given, with its type."""
+        return {key: field.annotation for key, field in cls.model_fields.items()}
+
+    @property
+    def reads_base(self) -> bool:
+        return self.needs_base
+
+    @property
+    def needed_models(self) -> int | None:
+        return self.num_models
+
+    @property
+    def own_density(self) -> float | None:
+        """The density of models that have none of their own; None if it has no use for one."""
+        return getattr(self, "density", None)
+
+    @property
+    def weights_covariances(self) -> bool:
+        """Whether weights scale covariances, which must not be negative."""
+        return False
+
+    @property
+    def measured_as(self) -> type["Method"]:
+        """Parameters that are measured over the model are so with others of the same class."""
+        return type(self)
+
     @property
     def measured_over(self) -> Literal["parameter", "model"] | None:
         """What has to be read in full before the first site can be merged."""

@@ -1,9 +1,9 @@
 """The recipe: models, base, method, and what is different for some parameters."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_origin
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,7 @@ from pydantic_core import PydanticCustomError
 from matsmerge.checkpoints.opening import local_path
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods import METHODS
+from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
 
 # A number, or numbers spread evenly over the depth of the network.
@@ -59,11 +60,8 @@ class MethodSpec(_Strict):
 
     def at_depth(self, depth: float) -> Method:
         """The method with the values its parameters have at a depth between 0 and 1."""
-        values = {
-            key: at_depth([float(v) for v in value], depth) if _is_list(value) else value
-            for key, value in self.parameters.items()
-        }
-        return self.method_class(**values)
+        pick: Callable[[list[Any]], Any] = lambda v: at_depth([float(x) for x in v], depth)  # noqa: E731
+        return self.method_class(**_with_numbers(self.method_class, self.parameters, pick))
 
     @model_validator(mode="before")
     @classmethod
@@ -78,22 +76,21 @@ class MethodSpec(_Strict):
                 "unknown method '{name}'{hint}",
                 {"name": self.name, "hint": closest(self.name, METHODS)},
             )
+        known = self.method_class.known_parameters(self.parameters)
         problems = []
-        for key in self.parameters.keys() - self.method_class.model_fields.keys():
-            problems.append(f"unknown parameter '{key}'{_parameter_hint(self.name, key)}")
+        for key in self.parameters.keys() - known.keys():
+            problems.append(f"unknown parameter '{key}'{_parameter_hint(self.name, key, known)}")
         for key, value in self.parameters.items():
-            field = self.method_class.model_fields.get(key)
-            if isinstance(value, list) and field is not None and field.annotation is not float:
+            is_number = known.get(key) in (int, bool, str) or get_origin(known.get(key)) is Literal
+            if isinstance(value, list) and is_number:
                 problems.append(f"{key}: only a number may be a list over depth, found {value!r}")
         if not problems:
             # A list is right if the method accepts each of its values.
-            num_values = max([1, *(len(v) for v in self.parameters.values() if _is_list(v))])
-            for i in range(num_values):
-                values = {
-                    k: v[i % len(v)] if _is_list(v) else v for k, v in self.parameters.items()
-                }
+            lengths = [len(v) for v in _lists_over_depth(self.method_class, self.parameters)]
+            for i in range(max([1, *lengths])):
+                pick: Callable[[list[Any]], Any] = lambda v, i=i: v[i % len(v)]  # type: ignore[misc]  # noqa: E731
                 try:
-                    self.method_class(**values)
+                    self.method_class(**_with_numbers(self.method_class, self.parameters, pick))
                 except ValidationError as error:
                     problems += [p for p in describe(error) if p not in problems]
         if problems:
@@ -105,16 +102,36 @@ class MethodSpec(_Strict):
         return self
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and bool(value)
+def _with_numbers(
+    cls: type[Method], parameters: Mapping[str, Any], pick: Callable[[list[Any]], Any]
+) -> dict[str, Any]:
+    """Parameters with one number picked from each list over depth, also those of an init."""
+    known = cls.known_parameters(parameters)
+    values: dict[str, Any] = {}
+    for key, value in parameters.items():
+        if isinstance(value, list) and value and known.get(key) is float:
+            values[key] = pick(value)
+        elif key == "init" and isinstance(value, Mapping) and value.get("name") in METHODS:
+            values[key] = _with_numbers(METHODS[value["name"]], value, pick)
+        else:
+            values[key] = value
+    return values
 
 
-def _parameter_hint(method: str, key: str) -> str:
+def _lists_over_depth(cls: type[Method], parameters: Mapping[str, Any]) -> list[list[Any]]:
+    found: list[list[Any]] = []
+    _with_numbers(cls, parameters, lambda v: found.append(v) or v[0])  # type: ignore[func-returns-value]
+    return found
+
+
+def _parameter_hint(method: str, key: str, known: Iterable[str]) -> str:
     if method == "slerp" and key == "t":
         return ": the models' weights say where to stop (t = 0.3 is weights 0.7 and 0.3)"
     if key in ("weight", "weights"):
         return ": weights belong to the models"
-    return closest(key, METHODS[method].model_fields)
+    if key == "statistics":
+        return ": statistics belong to the models"
+    return closest(key, known)
 
 
 class ModelEntry(_Strict):
@@ -127,6 +144,11 @@ class ModelEntry(_Strict):
     weight: Depthwise = Field(1.0, description="how much this model counts")
     density: Depthwise | None = Field(
         None, description="this model's own density, for methods that have one"
+    )
+    statistics: str | None = Field(
+        None,
+        description="what `mats collect` wrote of this model; by default statistics.safetensors "
+        "beside it, for methods that need it",
     )
 
     @model_validator(mode="before")
@@ -191,6 +213,10 @@ class Recipe(_Strict):
     dtype: DtypeName | None = Field(
         None, description="dtype of the output; by default that of the inputs"
     )
+    trajectory: list[Annotated[int, Field(ge=0)]] = Field(
+        default_factory=list,
+        description="iterations of the last solver to write a model of each; one run gives all",
+    )
 
     @field_serializer("method")
     def _plain_method(self, method: MethodSpec) -> dict[str, Any]:
@@ -245,26 +271,33 @@ class Recipe(_Strict):
         for i, entry in enumerate(self.models):
             if places[i] in places[:i]:
                 yield f"the model {entry.model} is given twice; change its weight instead"
-        if self.base and any(spec.method_class.needs_base for _, spec in self.method_specs()):
+        if self.base and any(spec.at_depth(0).reads_base for _, spec in self.method_specs()):
             for entry, place in zip(self.models, places, strict=True):
                 if place == _place(self.base):
                     yield f"{entry.model} is both a model and the base; list it as the base only"
 
     def _method_problems(self, spec: MethodSpec) -> Iterable[str]:
-        cls = spec.method_class
+        method = spec.at_depth(0)
         from_base = spec.parameters.get("model") == "base"
-        if (cls.needs_base or from_base) and self.base is None:
+        if (method.reads_base or from_base) and self.base is None:
             yield f"method {spec.name} needs a base model (base: / --base)"
-        if cls.num_models is not None and cls.num_models != len(self.models):
+        if method.needed_models not in (None, len(self.models)):
             yield (
-                f"method {spec.name} merges exactly {cls.num_models} models, "
+                f"method {spec.name} merges exactly {method.needed_models} models, "
                 f"{len(self.models)} given"
             )
+        if isinstance(method, Mats):
+            yield from (f"method {spec.name}: {r}" for r in method.refusals(len(self.models)))
+        if self.trajectory and spec is self.method:
+            if not isinstance(method, Mats) or not method.rounds[-1].solver.iterates:
+                yield f"trajectory: method {spec.name} has no iterations to write models of"
+            elif method.rounds[-1].solver.uses_held_out:
+                yield "trajectory: a held-out objective chooses one iteration; leave out either"
         names = [entry.name for entry in self.models]
         taken = spec.parameters.get("model")
         if taken is not None and taken not in (*names, "base"):
             yield f"method {spec.name}: there is no model '{taken}'{closest(str(taken), names)}"
-        if "density" not in cls.model_fields and spec is self.method:
+        if method.own_density is None and spec is self.method:
             for entry in self.models:
                 if entry.density is not None:
                     yield f"method {spec.name} has no density, but the model {entry.name} sets one"

@@ -72,7 +72,7 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
         method = current.method.at_depth(depth)
     except ValidationError as error:
         raise RecipeError([f"{name}: {problem}" for problem in describe(error)]) from error
-    default_density = getattr(method, "density", 1.0)
+    default_density = 1.0 if method.own_density is None else method.own_density
     rule = Rule(
         method,
         tuple(float(at_depth(w, depth)) for w in weights.values()),
@@ -84,6 +84,11 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
         raise RecipeError(
             f"{name}: the models' weights {list(rule.weights)} sum to zero, and "
             f"{current.method.name} divides by their sum"
+        )
+    if method.weights_covariances and min(rule.weights) < 0:
+        raise RecipeError(
+            f"{name}: the models' weights {list(rule.weights)} must not be negative: "
+            f"{current.method.name} weighs covariances with them"
         )
     if not all(0 < d <= 1 for d in rule.densities):
         raise RecipeError(

@@ -1,0 +1,168 @@
+"""The statistics a merge needs: found, opened, and checked against models and objectives."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from matsmerge.checkpoints.alignment import AlignedModel, Alignment
+from matsmerge.engine.executor import Executor
+from matsmerge.engine.progress import Progress
+from matsmerge.errors import MatsError, StatisticsError
+from matsmerge.linalg.triangle import unpack_upper
+from matsmerge.methods.mats import Mats
+from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Statistics, check_belongs
+from matsmerge.statistics.statistics_file import open_statistics
+
+BESIDE = "statistics.safetensors"  # looked for beside a model
+_LANCZOS_STEPS = 12
+_EXACT_DIM = 128
+_NEGATIVE = -1e-3  # an eigenvalue below this share of the largest is no rounding
+
+StatisticsSource = str | Path | Statistics
+
+
+def gather_evidence(
+    recipe: Recipe,
+    alignment: Alignment,
+    methods: Iterable[Mats],
+    given: Mapping[str, StatisticsSource],
+    *,
+    force: bool,
+) -> tuple[Evidence, ...]:
+    """Every model's statistics, if the methods need any; all that is wrong is said at once."""
+    methods = list(methods)
+    kinds = list(dict.fromkeys(kind for m in methods for kind in m.needed_statistics))
+    if not kinds:
+        return ()
+    held_out = any(s.solver.uses_held_out for m in methods for s in m.rounds)
+    problems: list[str] = []
+    evidence = []
+    for entry, model in zip(recipe.models, alignment.models, strict=True):
+        try:
+            source = given.get(model.name) or entry.statistics or _beside(model)
+            if source is None:
+                raise StatisticsError(
+                    f"{model.checkpoint.label}: the method needs statistics ({', '.join(kinds)}) "
+                    f"and there is no {BESIDE} beside it; run `mats collect MODEL --data FILE "
+                    f"--statistics {','.join(kinds)}` and name the file with --statistics / "
+                    "statistics:"
+                )
+            found = source if isinstance(source, Statistics) else open_statistics(source)
+            problems += _lacking(found, kinds, held_out)
+            if not force:
+                check_belongs(found, model.checkpoint)
+            evidence.append(Evidence(found.arrays.label, found, model.names))
+        except MatsError as error:
+            problems += error.problems
+    if problems:
+        raise StatisticsError(problems)
+    return tuple(evidence)
+
+
+def _beside(model: AlignedModel) -> Path | None:
+    place = model.checkpoint.place
+    if place is None:
+        return None
+    path = (place if place.is_dir() else place.parent) / BESIDE
+    return path if path.exists() else None
+
+
+def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> Iterator[str]:
+    label, header = statistics.arrays.label, statistics.header
+    for kind in kinds:
+        # K-FAC's input factors are Gram matrices.
+        if kind not in statistics.kinds and not (kind == "gram" and "kfac" in statistics.kinds):
+            yield (
+                f"{label}: has {', '.join(statistics.kinds)} and no {kind}, which the objective "
+                f"needs; collect again with --statistics {kind}"
+            )
+    for name in (MAIN, HELD_OUT) if held_out else (MAIN,):
+        if name not in header.sets:
+            yield f"{label}: has no held-out set to stop by; collect again with --held-out 0.2"
+        elif header.sets[name].num_examples == 0:
+            yield f"{label}: was collected from no examples ({name}); collect again"
+
+
+@dataclass(frozen=True)
+class _Check:
+    """One array to look at."""
+
+    evidence: Evidence
+    name: str
+    peak_bytes: int
+
+
+def check_values(evidence: Sequence[Evidence], executor: Executor, progress: Progress) -> None:
+    """Read all statistics once: every number finite, no second moment clearly negative."""
+    checks = []
+    for one in evidence:
+        specs = one.statistics.arrays.specs
+        for name, spec in specs.items():
+            checks.append(_Check(one, name, 6 * 4 * max(1, spec.num_elements)))
+    progress.stage("checking statistics", sum(c.peak_bytes for c in checks))
+    problems: list[str] = []
+    for found, num_bytes in executor.map(_check, checks):
+        problems += found
+        progress.advance(num_bytes)
+    if problems:
+        raise StatisticsError(sorted(problems))
+
+
+def _check(check: _Check) -> tuple[list[str], int]:
+    statistics, label = check.evidence.statistics, check.evidence.label
+    values = statistics.arrays[check.name]
+    problems = []
+    advice = "the file is damaged, or the model gave NaN on its data; collect again"
+    if values.is_floating_point() and not bool(values.isfinite().all()):
+        bad = values[~values.isfinite()][0].item()
+        problems.append(f"{label}: array '{check.name}' holds {bad}; {advice}")
+    else:
+        form = statistics.header.forms.get(check.name)
+        kind = check.name.split("/")[1]
+        if form == "symmetric":
+            lowest = lowest_eigenvalue(unpack_upper(values))
+        elif form == "diagonal" or kind == "fisher":
+            lowest = float(values.min()) / (float(values.abs().max()) or 1.0)
+        else:
+            lowest = 0.0
+        if lowest < _NEGATIVE:
+            problems.append(
+                f"{label}: array '{check.name}' has an eigenvalue of {lowest:.2g} times its "
+                f"largest, but a second moment has none below zero; {advice}"
+            )
+    return problems, check.peak_bytes
+
+
+def lowest_eigenvalue(matrix: Tensor) -> float:
+    """About the lowest eigenvalue relative to the largest, exact for small matrices.
+
+    A few Lanczos steps find an eigenvalue that stands out below zero, at the cost of reading.
+    """
+    if matrix.ndim == 3:
+        return min(map(lowest_eigenvalue, matrix))
+    if len(matrix) <= _EXACT_DIM:
+        values = torch.linalg.eigvalsh(matrix.double())
+    else:
+        values = torch.linalg.eigvalsh(_lanczos(matrix))
+    return float(values[0]) / (float(values.abs().max()) or 1.0)
+
+
+def _lanczos(matrix: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    v = torch.randn(len(matrix), generator=generator, dtype=matrix.dtype)
+    basis = [v / v.norm()]
+    for _ in range(_LANCZOS_STEPS - 1):
+        w = matrix @ basis[-1]
+        for _ in range(2):
+            for u in basis:
+                w = w - torch.dot(u, w) * u
+        if not float(w.norm()) > 0:
+            break
+        basis.append(w / w.norm())
+    q = torch.stack(basis)
+    return (q @ matrix @ q.mT).double()

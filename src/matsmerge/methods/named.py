@@ -1,0 +1,110 @@
+"""Methods that are MaTS with other defaults, under the names their papers gave them."""
+
+from typing import Literal
+
+from matsmerge.methods.average import Average
+from matsmerge.methods.mats import InitPart, Mats, ObjectivePart, SolverPart
+from matsmerge.methods.objectives.fisher import Fisher
+from matsmerge.methods.objectives.from_weights import Ace, ActMat, Tact, Wudi
+from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.kfac import Kfac
+from matsmerge.methods.solvers import ClosedForm, ConjugateGradients, SummedFactors
+from matsmerge.methods.task_arithmetic import TaskArithmetic
+
+
+class DiagonalFisher(Mats):
+    """Diagonal Fisher merging: each parameter by its own Fisher information.
+
+    theta = sum_m F_m theta_m / sum_m F_m (Matena & Raffel, 2022).
+    """
+
+    chooses_for_adapters = False
+
+    init: InitPart = Average()
+    objective: ObjectivePart = Fisher()
+    solver: SolverPart = ClosedForm()
+
+
+class RegMean(Mats):
+    """RegMean: match every linear layer's outputs on each model's data, in closed form.
+
+    W = (sum_m W_m G_m) (sum_m G_m)^-1, what is off the diagonal of G_m scaled (Jin et al., 2023).
+    """
+
+    chooses_for_adapters = False
+
+    init: InitPart = Average()
+    objective: ObjectivePart = Gram(off_diagonal=0.9)
+    solver: SolverPart = ClosedForm()
+
+
+class RegMeanPlusPlus(RegMean):
+    """RegMean++: RegMean with the inputs that layers get in the merged model.
+
+    Blocks are merged one after the other, on what those before them make of each model's data
+    (Nguyen et al., 2025, arXiv:2508.03121). Needs the data.
+    """
+
+    inputs: Literal["own", "merged"] = "merged"
+
+
+class MatsKfac(Mats):
+    """The recommended method: K-FAC, biases joined, with the Kronecker preconditioner.
+
+    Ten iterations reach what plain conjugate gradients need hundreds for.
+    """
+
+    chooses_for_adapters = False
+
+    objective: ObjectivePart = Kfac(bias=True)
+    solver: SolverPart = ConjugateGradients(preconditioner="kronecker", iterations=10)
+
+
+class BlockDiagonalFisher(Mats):
+    """Block-diagonal Fisher merging as in the paper: K-FAC, exact blocks for (IA)^3, plain CG."""
+
+    objective: ObjectivePart = Kfac()
+    solver: SolverPart = ConjugateGradients(iterations=100)
+
+
+class KroneckerOfSums(Mats):
+    """The paper's failed shortcut: the Kronecker product of summed factors, in closed form."""
+
+    chooses_for_adapters = False
+
+    init: InitPart = Average()
+    objective: ObjectivePart = Kfac()
+    solver: SolverPart = SummedFactors()
+
+
+class _FromWeights(Mats):
+    chooses_for_adapters = False
+
+    init: InitPart = TaskArithmetic(scale=0.3)
+    solver: SolverPart = ConjugateGradients(iterations=100)
+
+
+class ActMatMerging(_FromWeights):
+    """ACTMat: covariances made from the task vectors, no data."""
+
+    objective: ObjectivePart = ActMat()
+
+
+class WudiMerging(_FromWeights):
+    """WUDI: covariances made from the task vectors, each of size one; no data."""
+
+    objective: ObjectivePart = Wudi()
+
+
+class TactMerging(_FromWeights):
+    """TACT: covariances made from trimmed task vectors, no data."""
+
+    objective: ObjectivePart = Tact()
+
+
+class AceMerging(_FromWeights):
+    """ACE: covariances made from centred task vectors with a ridge, in closed form; no data."""
+
+    init: InitPart = Average()
+    objective: ObjectivePart = Ace()
+    solver: SolverPart = ClosedForm()

@@ -1,0 +1,149 @@
+"""Second moments of a layer's inputs."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from matsmerge.errors import StatisticsError
+from matsmerge.linalg.operators import Diagonal, Operator
+from matsmerge.linalg.operators import Gram as GramOperator
+from matsmerge.methods.objectives.fisher import check_everyone_has, check_shapes
+from matsmerge.methods.objectives.objective import Found, Objective, Part, Subject, View
+from matsmerge.statistics.options import Kind
+from matsmerge.statistics.statistics import MAIN, Map, Statistics
+
+
+class Gram(Objective):
+    """C_m(X) = X G_m, G_m = mean of z zᵀ over input rows z: match the layer's outputs.
+
+    The paper, in its layout (in, out): G_m = 1/N Z_mᵀ Z_m, sum_m G_m W = sum_m G_m W_m. RegMean
+    (Jin et al., 2023) scales what is off the diagonal, so that it can be inverted.
+    """
+
+    statistic: ClassVar[Kind | None] = "gram"
+    for_vectors = False
+
+    off_diagonal: float = Field(
+        1.0, ge=0, le=1, description="factor on what is off the diagonal, RegMean's lambda"
+    )
+    ridge: float = Field(
+        0.0, ge=0, description="added to the diagonal, relative to its mean: towards the average"
+    )
+    bias: bool = Field(False, description="join each bias to its weight, as the input 1's column")
+    embeddings: bool = Field(False, description="merge embeddings by how often tokens occur")
+
+    def find(self, subject: Subject) -> Found | None:
+        maps = [
+            [m for m in one.maps_of(subject.parameter) if self._is_covered(m)]
+            for one in subject.evidence
+        ]
+        check_everyone_has(str(self.statistic), subject, [bool(m) for m in maps])
+        if not any(maps):
+            return None
+        return find_maps(subject, maps, bias=self.bias)
+
+    def _is_covered(self, m: Map) -> bool:
+        return m.inputs is not None and (self.embeddings or m.layout != "embedding")
+
+    def operator(self, found: Found, part: Part) -> Operator:
+        """The mean over all rows, where a weight is used by several modules."""
+        assert part.evidence is not None
+        statistics = part.evidence.statistics
+        maps = [statistics.map_of(module) for module in part.keys]
+        rows = [statistics.header.sets[part.of].num_rows[f"inputs/{m.inputs}"] for m in maps]
+        total = torch.zeros((), dtype=torch.float64)
+        for m, num in zip(maps, rows, strict=True):
+            total = total + self.adjusted(statistics, m, found, part.of) * (num / sum(rows))
+        return Diagonal(total) if found.view.seen == "embedding" else GramOperator(total)
+
+    def adjusted(self, statistics: Statistics, m: Map, found: Found, of: str) -> Tensor:
+        """A map's second moment in float64 with off-diagonal scale and ridge."""
+        gram = statistics.gram(m.module, of, bias=found.bias is not None).double()
+        if gram.ndim == 1:
+            return gram + self.ridge * gram.mean()
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        mean = diagonal.mean(-1, keepdim=True)
+        if self.off_diagonal != 1:
+            kept = diagonal.clone()
+            gram *= self.off_diagonal
+            diagonal.copy_(kept)
+        if self.ridge:
+            diagonal += self.ridge * mean
+        return gram
+
+
+def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) -> Found:
+    """What linear maps, at least one of each model, say of a weight."""
+    layouts = {m.layout for own in maps for m in own}
+    if len(layouts) > 1:
+        raise StatisticsError(
+            f"'{subject.parameter}' is used in different ways by the models: "
+            f"{', '.join(sorted(layouts))}; leave it out with an override"
+        )
+    layout = layouts.pop()
+    view, num_outputs, num_inputs = _shape_of(subject, maps, layout)
+    joined = _joined_bias(subject, maps) if bias and layout != "embedding" else None
+    if joined is not None:
+        num_inputs += 1
+    specs = [one.statistics.arrays.specs for one in subject.evidence]
+    return Found(
+        view,
+        num_outputs,
+        num_inputs,
+        tuple(tuple(m.module for m in own) for own in maps),
+        joined,
+        sum(
+            spec[f"{MAIN}/inputs/{m.inputs}"].num_bytes
+            for spec, own in zip(specs, maps, strict=True)
+            for m in own
+        ),
+        (*(tuple(m.inputs for m in own) for own in maps), joined is not None, layout),
+    )
+
+
+def _shape_of(
+    subject: Subject, maps: Sequence[Sequence[Map]], layout: str
+) -> tuple[View, int, int]:
+    """How to see a weight, from its shape and that of its second moment."""
+    shape = subject.shape
+    first = subject.evidence[0].statistics.arrays.specs[f"{MAIN}/inputs/{maps[0][0].inputs}"]
+    num_groups = first.shape[0] if layout == "conv2d" and len(first.shape) == 2 else 1
+    if layout in ("conv1d", "embedding"):
+        num_inputs, num_outputs = shape
+    else:
+        num_outputs, num_inputs = shape[0] // num_groups, math.prod(shape[1:])
+    packed = (num_inputs,) if layout == "embedding" else (num_inputs * (num_inputs + 1) // 2,)
+    wanted = (num_groups, *packed) if num_groups > 1 else packed
+    for one, own in zip(subject.evidence, maps, strict=True):
+        alone = Subject(subject.parameter, shape, subject.view, (one,))
+        for m in own:
+            check_shapes(alone, [f"inputs/{m.inputs}"], [wanted])
+            if m.outputs:
+                outputs = num_outputs * (num_outputs + 1) // 2
+                of_outputs = (num_groups, outputs) if num_groups > 1 else (outputs,)
+                check_shapes(alone, [f"outputs/{m.module}"], [of_outputs])
+    return View(layout, num_groups), num_outputs, num_inputs  # type: ignore[arg-type]
+
+
+def _joined_bias(subject: Subject, maps: Sequence[Sequence[Map]]) -> str | None:
+    """The parameter that is the bias of all of a weight's maps, under its shared name."""
+    names = set()
+    problems = []
+    for one, own in zip(subject.evidence, maps, strict=True):
+        shared = {n: name for name in one.names for n in one.names_of(name)}
+        names |= {shared.get(m.bias) if m.bias else None for m in own}
+        problems += [
+            f"{one.label}: the mean input of '{m.module}' was not kept, which joining its bias "
+            "needs; collect without --no-bias, or merge without joined biases"
+            for m in own
+            if m.bias and not one.statistics.has(f"mean/{m.inputs}")
+        ]
+    if len(names) != 1 or None in names:
+        return None
+    if problems:
+        raise StatisticsError(problems)
+    return names.pop()

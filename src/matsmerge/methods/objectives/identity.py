@@ -1,0 +1,17 @@
+"""Every direction counts the same."""
+
+import math
+
+from matsmerge.linalg.operators import Identity as IdentityOperator
+from matsmerge.linalg.operators import Operator
+from matsmerge.methods.objectives.objective import Found, Objective, Part, Subject, View
+
+
+class Identity(Objective):
+    """C_m = 1: its solution is the average."""
+
+    def find(self, subject: Subject) -> Found:
+        return Found(View("as it is"), 1, math.prod(subject.shape))
+
+    def operator(self, found: Found, part: Part) -> Operator:  # noqa: ARG002
+        return IdentityOperator()

@@ -1,0 +1,28 @@
+"""The block Fisher information of a layer, by K-FAC."""
+
+from matsmerge.linalg.operators import Kronecker, Operator, Sum
+from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.objective import Found, Part
+from matsmerge.statistics.statistics import Map
+
+
+class Kfac(Gram):
+    """C_m(X) = O_m X G_m, G_m second moment of inputs, O_m of gradients at outputs.
+
+    The paper's block-diagonal Fisher merging, in its layout (in, out): G_m W O_m. K-FAC (Martens &
+    Grosse, 2015); several uses of a weight are a product each.
+    """
+
+    statistic = "kfac"
+
+    def _is_covered(self, m: Map) -> bool:
+        return super()._is_covered(m) and m.outputs
+
+    def operator(self, found: Found, part: Part) -> Operator:
+        assert part.evidence is not None
+        statistics = part.evidence.statistics
+        terms = []
+        for m in map(statistics.map_of, part.keys):
+            inputs = self.adjusted(statistics, m, found, part.of).float()
+            terms.append(Kronecker(statistics.output_factor(m.module, part.of).float(), inputs))
+        return terms[0] if len(terms) == 1 else Sum(tuple(terms))

@@ -1,0 +1,126 @@
+"""What an objective is: the covariance C_m that says which directions of a model matter.
+
+Before a merge begins, an objective is asked what it has for each parameter, from headers alone.
+While it runs, it makes one model's operator at a time.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from matsmerge.linalg.operators import Operator
+from matsmerge.statistics.options import Kind
+from matsmerge.statistics.statistics import Map, Statistics
+
+Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding"]
+
+
+@dataclass(frozen=True)
+class View:
+    """A parameter seen as the matrix (out, in) of a linear map, or (groups, out, in)."""
+
+    seen: Seen
+    num_groups: int = 1
+
+    def matrix(self, values: Tensor) -> Tensor:
+        if self.seen == "vector":
+            return values.reshape(1, -1)
+        if self.seen in ("conv1d", "embedding"):
+            return values.mT
+        if self.seen == "conv2d":
+            flat = values.flatten(1)
+            return flat.view(self.num_groups, -1, flat.shape[1]) if self.num_groups > 1 else flat
+        return values
+
+    def values(self, matrix: Tensor, shape: Sequence[int]) -> Tensor:
+        """The parameter of a matrix; the inverse of `matrix`."""
+        return (matrix.mT if self.seen in ("conv1d", "embedding") else matrix).reshape(*shape)
+
+    def join(self, matrix: Tensor, bias: Tensor) -> Tensor:
+        """The matrix with the bias as its last column, that of a constant input 1."""
+        column = bias.view(*matrix.shape[:-1], 1)
+        return torch.cat([matrix, column], dim=-1)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One model's statistics, under the names that all models share."""
+
+    label: str
+    statistics: Statistics
+    names: Mapping[str, str]  # shared name -> name in the statistics
+
+    def maps_of(self, parameter: str) -> list[Map]:
+        """The linear maps a parameter is the weight of, none of them an embedding if it can be.
+
+        An embedding that is also the output layer is merged as the latter.
+        """
+        names = self.names_of(parameter)
+        found = [m for m in self.statistics.header.maps if m.weight in names]
+        others = [m for m in found if m.layout != "embedding"]
+        return others or found
+
+    def names_of(self, parameter: str) -> list[str]:
+        """A parameter's names in the statistics; tied weights have several."""
+        name, aliases = self.names[parameter], self.statistics.header.aliases
+        kept = aliases.get(name, name)
+        return [name, kept, *(other for other, of in aliases.items() if of == kept)]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an objective has for a parameter, in every model."""
+
+    view: View
+    num_outputs: int
+    num_inputs: int
+    keys: tuple[tuple[str, ...], ...] = ()  # for each model, where in its statistics
+    bias: str | None = None  # the parameter that is joined to it
+    num_bytes: int = 0  # of the statistics, as they are stored
+    sharing: tuple[object, ...] | None = None  # parameters with equal ones have the same A
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A parameter an objective is asked about."""
+
+    parameter: str
+    shape: tuple[int, ...]
+    view: View  # what is known of it without statistics
+    evidence: tuple[Evidence, ...]  # of every model; empty where no statistics are used
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one model's covariance for a parameter is made from."""
+
+    keys: tuple[str, ...]  # where in its statistics
+    evidence: Evidence | None
+    of: str  # the set of its statistics
+    load_delta: Callable[[], Tensor]  # W_m - W_base (out, in), float64
+
+
+class Objective(BaseModel, ABC):
+    """Hyperparameters of a covariance, and how to make it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    statistic: ClassVar[Kind | None] = None  # what must have been collected
+    needs_base: ClassVar[bool] = False
+    for_vectors: ClassVar[bool] = True  # has it a meaning for (IA)^3 and other scales?
+
+    @abstractmethod
+    def find(self, subject: Subject) -> Found | None:
+        """What there is for a parameter; None if nothing in any model.
+
+        Raises `StatisticsError` if only some of the models have it, or it does not fit.
+        """
+
+    @abstractmethod
+    def operator(self, found: Found, part: Part) -> Operator:
+        """A model's covariance."""

@@ -1,0 +1,167 @@
+"""Solvers: how far to go from the init towards the solution, and on which way."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from matsmerge.linalg.closed_form import has_closed_form, solve_diagonal, solve_gram
+from matsmerge.linalg.conjugate_gradients import (
+    conjugate_gradients,
+    jacobi,
+    solve_kronecker_sum,
+)
+from matsmerge.linalg.eigenbasis import (
+    Decompose,
+    decompose,
+    dense,
+    follow_trajectory,
+    is_gram,
+    is_worth_it,
+)
+from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_by_summed_factors, solve_pair
+from matsmerge.linalg.system import Limits, Solution, System
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A system, and what else a solver may want to know of it."""
+
+    system: System
+    start: Tensor  # X0
+    held_out: System | None = None
+    keep: tuple[int, ...] = ()  # iterations whose iterates are wanted
+    stored: torch.dtype = torch.float32  # precision of the statistics
+    num_sharing: int = 1  # systems with the same matrix
+    decompose: Decompose = decompose
+
+
+class Solver(BaseModel, ABC):
+    """Hyperparameters of a solver, and how to run it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    iterates: ClassVar[bool] = False
+
+    @property
+    def uses_held_out(self) -> bool:
+        return False
+
+    def refusal(self, statistic: str | None, num_models: int) -> str | None:  # noqa: ARG002
+        """Why it has no meaning for an objective with this statistic, if so."""
+        return None
+
+    @abstractmethod
+    def solve(self, problem: Problem) -> Solution: ...
+
+
+class ConjugateGradients(Solver):
+    """Conjugate gradients: each iteration moves further from the init.
+
+    Stopping early is a regulariser towards the init. For Gram matrices all iterates come from one
+    eigendecomposition where that is worth it.
+    """
+
+    iterates = True
+
+    iterations: int = Field(20, ge=0, description="how many iterations, at most")
+    tolerance: float = Field(0.0, ge=0, description="stop at this relative residual")
+    preconditioner: Literal["none", "jacobi", "kronecker"] = Field(
+        "none", description="kronecker: the nearest single Kronecker product, for kfac"
+    )
+    damping: float = Field(
+        0.01, gt=0, description="of the kronecker preconditioner, relative to its mean eigenvalue"
+    )
+    stop: Literal["fixed", "held_out"] = Field(
+        "fixed", description="held_out: where the objective on held-out statistics is lowest"
+    )
+    form: Literal["auto", "plain", "eigenbasis"] = Field(
+        "auto", description="how to compute iterates of a Gram system; auto: by their cost"
+    )
+
+    @property
+    def uses_held_out(self) -> bool:
+        return self.stop == "held_out"
+
+    def refusal(self, statistic: str | None, num_models: int) -> str | None:  # noqa: ARG002
+        if self.preconditioner == "kronecker" and statistic != "kfac":
+            return "the kronecker preconditioner is made of K-FAC factors; use objective kfac"
+        return None
+
+    def solve(self, problem: Problem) -> Solution:
+        system, held_out = problem.system, problem.held_out
+        iterations = max(problem.keep, default=self.iterations)
+        limits = Limits(iterations, self.tolerance, problem.keep)
+        if self.preconditioner == "kronecker":
+            return solve_kronecker_sum(system, limits, damping=self.damping, held_out=held_out)
+        if self.preconditioner == "jacobi":
+            preconditioner = jacobi(system.operator)
+            return conjugate_gradients(
+                system, limits, precondition=preconditioner, held_out=held_out
+            )
+        if self._in_eigenbasis(problem):
+            basis = problem.decompose(dense(system.operator), problem.stored)
+            return follow_trajectory(system, basis, limits, held_out)
+        return conjugate_gradients(system, limits, held_out=held_out)
+
+    def _in_eigenbasis(self, problem: Problem) -> bool:
+        if not is_gram(problem.system.operator) or self.form == "plain":
+            return False
+        num_outputs, num_inputs = problem.system.residual.shape[-2:]
+        return self.form == "eigenbasis" or is_worth_it(
+            num_outputs,
+            num_inputs,
+            max(problem.keep, default=self.iterations),
+            len(problem.keep),
+            problem.num_sharing,
+        )
+
+
+class ClosedForm(Solver):
+    """The solution at once; in directions no model has anything for, the init stays.
+
+    Diagonals are divided by, Gram matrices solved by Cholesky in float64 or by their
+    pseudo-inverse, K-FAC of two models by diagonalising both at once.
+    """
+
+    def refusal(self, statistic: str | None, num_models: int) -> str | None:
+        if statistic == "kfac" and num_models > 2:
+            return (
+                f"kfac has no closed form for {num_models} models: the sum of more than two "
+                "Kronecker products cannot be inverted as one; use solver cg with preconditioner "
+                "kronecker"
+            )
+        return None
+
+    def solve(self, problem: Problem) -> Solution:
+        operator = problem.system.operator
+        if is_kronecker_sum(operator):
+            return solve_pair(problem.system, problem.stored)
+        if is_gram(operator):
+            return solve_gram(problem.system, stored=problem.stored, decomposed=problem.decompose)
+        assert has_closed_form(operator)
+        return solve_diagonal(problem.system)
+
+
+class SummedFactors(Solver):
+    """The Kronecker product of summed factors in place of the sum of products, in closed form.
+
+    The shortcut that the paper reports to fail; here to be seen failing.
+    """
+
+    def refusal(self, statistic: str | None, num_models: int) -> str | None:  # noqa: ARG002
+        return None if statistic == "kfac" else "summed_factors is a shortcut for kfac alone"
+
+    def solve(self, problem: Problem) -> Solution:
+        return solve_by_summed_factors(problem.system, problem.start, problem.stored)
+
+
+SOLVERS: Mapping[str, type[Solver]] = {
+    "cg": ConjugateGradients,
+    "closed_form": ClosedForm,
+    "summed_factors": SummedFactors,
+}
