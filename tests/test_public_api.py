@@ -6,6 +6,9 @@ import pytest
 
 import matsmerge
 from matsmerge.methods import METHODS
+from matsmerge.methods.mats import Mats
+from matsmerge.methods.objectives import OBJECTIVES
+from matsmerge.methods.solvers import SOLVERS
 from matsmerge.statistics.options import Options
 
 
@@ -23,6 +26,7 @@ def test_names() -> None:
         "__version__",
         "collect",
         "merge",
+        "merge_trajectory",
         "open_checkpoint",
         "open_statistics",
     ]
@@ -40,8 +44,12 @@ def test_errors_are_one_tree() -> None:
 
 def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.merge).parameters) == [
-        "models", "base", "method", "out", "weights", "overrides", "heads", "dtype",
-        "allow_nonfinite", "overwrite", "resume", "parameters",
+        "models", "base", "method", "out", "statistics", "weights", "overrides", "heads", "dtype",
+        "allow_nonfinite", "force", "overwrite", "resume", "parameters",
+    ]  # fmt: skip
+    assert list(inspect.signature(matsmerge.merge_trajectory).parameters) == [
+        "models", "base", "method", "iterations", "statistics", "weights", "overrides", "heads",
+        "dtype", "allow_nonfinite", "force", "parameters",
     ]  # fmt: skip
 
 
@@ -57,6 +65,13 @@ def test_collect_signature() -> None:
 
 def test_methods() -> None:
     described = {name: sorted(cls.model_fields) for name, cls in METHODS.items()}
+    solving = [name for name, cls in METHODS.items() if issubclass(cls, Mats)]
+    assert solving == [
+        "mats", "mats_kfac", "diagonal_fisher", "regmean", "regmean++", "block_fisher",
+        "kronecker_of_sums", "actmat", "wudi", "tact", "ace",
+    ]  # fmt: skip
+    fields = ["init", "inputs", "objective", "otherwise", "solver", "stages"]
+    assert all(described.pop(name) == fields for name in solving)
     assert described == {
         "average": ["normalize"],
         "task_arithmetic": ["normalize", "scale"],
@@ -66,4 +81,23 @@ def test_methods() -> None:
         "slerp": [],
         "model_stock": [],
         "passthrough": ["model"],
+    }
+
+
+def test_objectives_and_solvers() -> None:
+    assert {name: sorted(cls.model_fields) for name, cls in OBJECTIVES.items()} == {
+        "identity": [],
+        "fisher": ["floor"],
+        "gram": ["bias", "embeddings", "off_diagonal", "ridge"],
+        "kfac": ["bias", "embeddings", "off_diagonal", "ridge"],
+        "block_fisher": [],
+        "actmat": [],
+        "wudi": [],
+        "tact": ["density"],
+        "ace": ["ridge"],
+    }
+    assert {name: sorted(cls.model_fields) for name, cls in SOLVERS.items()} == {
+        "cg": ["damping", "form", "iterations", "preconditioner", "stop", "tolerance"],
+        "closed_form": [],
+        "summed_factors": [],
     }

@@ -19,6 +19,35 @@ GOOD: list[dict[str, Any]] = [
         "dtype": "bfloat16",
     },
     {"models": ["a", "b"], "method": "slerp", "heads": ["x", "y"]},
+    {
+        "models": [{"model": "a", "statistics": "a.safetensors"}, "b"],
+        "base": "c",
+        "method": {
+            "name": "mats",
+            "init": "ties",
+            "density": 0.1,
+            "objective": "kfac",
+            "bias": True,
+        },
+        "trajectory": [10, 20],
+    },
+    {
+        "models": ["a", "b"],
+        "base": "c",
+        "method": {
+            "name": "mats",
+            "init": {"name": "task_arithmetic", "scale": [0.1, 0.3]},
+            "stages": [
+                {"objective": "gram", "iterations": 20},
+                {
+                    "objective": {"name": "kfac", "bias": True},
+                    "solver": {"preconditioner": "jacobi"},
+                },
+            ],
+            "otherwise": "init",
+        },
+    },
+    {"models": ["a", "b"], "method": {"name": "regmean", "off_diagonal": 0.5}},
 ]
 BAD: list[dict[str, Any]] = [
     {"models": [], "method": "average"},
@@ -31,6 +60,16 @@ BAD: list[dict[str, Any]] = [
     {"models": [{"model": "a", "wait": 1}], "method": "average"},
     {"models": ["a"], "method": "average", "dtype": "int8"},
     {"models": ["a"], "method": "average", "overrides": [{"method": "average"}]},
+    {"models": ["a"], "base": "b", "method": {"name": "mats", "objective": "gramm"}},
+    {"models": ["a"], "base": "b", "method": {"name": "mats", "iterations": -1}},
+    {"models": ["a"], "base": "b", "method": {"name": "mats", "itrations": 1}},
+    {
+        "models": ["a"],
+        "base": "b",
+        "method": {"name": "mats", "solver": {"name": "cg", "steps": 1}},
+    },
+    {"models": ["a"], "base": "b", "method": {"name": "mats", "stages": [{"init": "average"}]}},
+    {"models": ["a"], "base": "b", "method": "mats", "trajectory": [-1]},
 ]
 
 

@@ -42,7 +42,7 @@ def inspect(
         typer.Option(
             metavar="FILE",
             help="A task's statistics, with Gram matrices. Repeatable. Default: what the merge "
-            "was made with.",
+            "was made with, or statistics.safetensors beside each model.",
             rich_help_panel=_SUBSPACES,
         ),
     ] = None,
@@ -111,7 +111,14 @@ def inspect(
     from matsmerge.statistics.statistics_file import is_statistics_file
 
     asked = subspace_command.Asked(
-        statistics or (), model or (), base, rank, energy, layers or (), figure, force
+        tuple(statistics or ()),
+        tuple(model or ()),
+        base,
+        rank,
+        energy,
+        tuple(layers or ()),
+        figure,
+        force,
     )
     if subspace:
         subspace_command.inspect(path, other, asked, quiet=quiet, as_json=as_json)

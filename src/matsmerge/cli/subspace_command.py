@@ -17,10 +17,11 @@ from matsmerge.cli import display
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
-    from matsmerge.statistics.subspace_view import Distance, SubspaceView, Task, TaskSpectrum
+    from matsmerge.statistics.subspace_view import SubspaceView, Task, TaskSpectrum
 
 _NUM_EIGENVALUES = 32  # of each layer, in JSON
 _NUM_WORST = 8
+_MAX_COLUMNS = 4  # tasks side by side, beyond which only the lowest and the highest are shown
 # Viridis, which is told apart with any kind of colour vision, from 0 to 1.
 _HEAT = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 # Okabe and Ito's palette, made for all kinds of colour vision.
@@ -47,18 +48,13 @@ class Asked:
     force: bool = False
 
     def given(self) -> list[str]:
-        """The options that were given, as they are written."""
-        values = {
-            "--statistics": self.statistics,
-            "--model": self.models,
-            "--base": self.base,
-            "--rank": self.rank,
-            "--energy": self.energy,
-            "--layers": self.layers,
-            "--figure": self.figure,
-            "--force": self.force,
-        }
-        return [option for option, value in values.items() if value not in ((), [], None, False)]
+        """The options that were given."""
+        options = {"models": "--model"}
+        return [
+            options.get(name, f"--{name}")
+            for name, value in vars(self).items()
+            if not (value is None or value is False or value == ())
+        ]
 
 
 def inspect(path: str, other: str | None, asked: Asked, *, quiet: bool, as_json: bool) -> None:
@@ -127,29 +123,46 @@ def _open_merge(
     recipe = _merge_recipe(merged)
     entries = recipe.get("models", [])
     models = list(asked.models) or [str(entry["model"]) for entry in entries]
-    statistics = list(asked.statistics)
-    statistics = statistics or [str(e["statistics"]) for e in entries if e.get("statistics")]
-    if not models and not statistics:
+    if not models or len(asked.statistics) not in (0, len(models)):
         raise RecipeError(
-            f"{path}: was not merged by a recipe with statistics (no merge.json names them); say "
-            "what it was made of: --model MODEL --statistics FILE for each task"
+            f"there are {len(models)} models and {len(asked.statistics)} files of statistics; give "
+            "--model MODEL --statistics FILE for each task, in the same order, or a merged model "
+            "whose merge.json names them"
         )
-    if len(models) != len(statistics):
-        raise RecipeError(
-            f"there are {len(models)} models and {len(statistics)} files of statistics; give "
-            "--model and --statistics for each task, in the same order"
-        )
-    base = asked.base
-    if base is None and not asked.models:
-        base = recipe.get("base")
+    base = asked.base or (None if asked.models else recipe.get("base"))
     opened = _open_all(models, open_checkpoint, None if asked.models else "--model")
-    found = _open_all(statistics, open_statistics, None if asked.statistics else "--statistics")
+    noted = [entry.get("statistics") for entry in entries]
+    noted = noted if len(noted) == len(models) else [None] * len(models)
+    files = list(asked.statistics) or _find_statistics(noted, opened)
+    found = _open_all(files, open_statistics, None if asked.statistics else "--statistics")
     bases = _open_all([base] if base else [], open_checkpoint, None if asked.base else "--base")
     names = [str(entry.get("name") or "") for entry in entries]
     if asked.models or not all(names):
         names = short_names(models)
     tasks = [Task(n, s, m) for n, s, m in zip(names, found, opened, strict=True)]
     return merged, bases[0] if bases else None, tasks
+
+
+def _find_statistics(noted: "Sequence[str | None]", models: "Sequence[Checkpoint]") -> list[str]:
+    """What a recipe names, or else what lies beside each model."""
+    from matsmerge.engine.evidence import BESIDE
+    from matsmerge.errors import RecipeError
+
+    found, problems = [], []
+    for name, model in zip(noted, models, strict=True):
+        place = model.place if model.place is None or model.place.is_dir() else model.place.parent
+        if name is not None:
+            found.append(name)
+        elif place is not None and (place / BESIDE).exists():
+            found.append(str(place / BESIDE))
+        else:
+            problems.append(
+                f"{model.label}: no merge.json names its statistics, and there is no {BESIDE} "
+                "beside it; give one file for each model with --statistics, in the same order"
+            )
+    if problems:
+        raise RecipeError(problems)
+    return found
 
 
 def _merge_recipe(merged: "Checkpoint") -> dict[str, Any]:
@@ -160,13 +173,13 @@ def _merge_recipe(merged: "Checkpoint") -> dict[str, Any]:
     path = None if merged.folder is None else merged.folder / "merge.json"
     if path is None or not path.exists():
         return {}
-    recipe = read_json(path).get("recipe")
-    models = recipe.get("models") if isinstance(recipe, dict) else None
+    found = read_json(path).get("recipe")
+    recipe = found if isinstance(found, dict) else {}
+    models = recipe.get("models")
     if not isinstance(models, list) or not all(
-        isinstance(e, dict) and "model" in e for e in models
+        isinstance(m, dict) and "model" in m for m in models
     ):
         raise CheckpointError(f"{path}: names no models; it was damaged or edited")
-    assert isinstance(recipe, dict)
     return recipe
 
 
@@ -206,22 +219,16 @@ def _show_layers(view: "SubspaceView") -> None:
     size = view.size
     held = f"{size.energy:.0%} of the trace" if size.rank is None else f"at most {size.rank}"
     title = f"inputs: effective rank (directions of the subspace: {held})"
-    rows = [
-        (
-            layer.name,
-            str(len(layer.weights)),
-            str(layer.dim),
-            *(f"{found.effective_rank:.1f} ({found.rank})" for found in layer.spectra),
-            *(
-                (_number(layer.mean_overlap), _number(layer.mean_at_random))
-                if len(view.tasks) > 1
-                else ()
-            ),
-        )
-        for layer in view.layers
-    ]
-    pairs = ("overlap", "at random") if len(view.tasks) > 1 else ()
-    display.show_table(("", "shared by", "dim", *view.tasks, *pairs), rows, title)
+    each = len(view.tasks) <= _MAX_COLUMNS
+    rows = []
+    for layer in view.layers:
+        ranks = [(found.effective_rank, found.rank) for found in layer.spectra]
+        ranks = ranks if each else [min(ranks), max(ranks)]
+        cells = (f"{effective:.1f} ({k})" for effective, k in ranks)
+        overlaps = _number(layer.mean_overlap), _number(layer.mean_at_random)
+        rows.append((layer.name, str(len(layer.weights)), str(layer.dim), *cells, *overlaps))
+    names = view.tasks if each else ("lowest", "highest")
+    display.show_table(("", "shared by", "dim", *names, "overlap", "at random"), rows, title)
 
 
 def _show_overlaps(view: "SubspaceView") -> None:
@@ -267,44 +274,23 @@ def _show_distances(view: "SubspaceView") -> None:
         "inside_share_at_random": "{:.1%}",
         "at_outputs": "{:.1%}",
     }
-    rows = []
-    for i, name in enumerate(view.tasks):
-        found = view.mean_distance(i)
-        rows.append((name, *(_number(found[key], form) for key, form in forms.items())))
+    means = [(name, view.mean_distance(i)) for i, name in enumerate(view.tasks)]
     display.show_table(
         ("", "inside", "outside", "share inside", "at random", "change of outputs"),
-        rows,
+        [(name, *(_number(m[key], form) for key, form in forms.items())) for name, m in means],
         f"merged weights from each model's, in {size}, mean",
     )
-    worst = _worst(view)
-    if not worst:
-        return
-    display.stdout.print()
-    display.show_table(
-        ("", "task", "inside", "outside", "change of outputs"),
-        [
-            (
-                found.weight,
-                name,
-                _number(found.inside, "{:.3f}"),
-                _number(found.outside, "{:.3f}"),
-                _number(found.at_outputs, "{:.1%}"),
-            )
-            for name, found in worst
-        ],
-        "weights whose outputs change most",
-    )
-
-
-def _worst(view: "SubspaceView") -> "list[tuple[str, Distance]]":
-    """The weights whose outputs change most, of any task."""
-    found = [
-        (name, distance)
-        for i, name in enumerate(view.tasks)
-        for distance in view.distances(i)
-        if distance.at_outputs > 0
-    ]
-    return sorted(found, key=lambda pair: -pair[1].at_outputs)[:_NUM_WORST]
+    found = [(d, name) for i, name in enumerate(view.tasks) for d in view.distances(i)]
+    changed = [(d, name) for d, name in found if d.at_outputs > 0]
+    worst = sorted(changed, key=lambda pair: -pair[0].at_outputs)[:_NUM_WORST]
+    if worst:
+        keys = ("inside", "outside", "at_outputs")
+        display.stdout.print()
+        display.show_table(
+            ("", "task", "inside", "outside", "change of outputs"),
+            [(d.weight, n, *(_number(getattr(d, k), forms[k]) for k in keys)) for d, n in worst],
+            "weights whose outputs change most",
+        )
 
 
 def _number(value: float, form: str = "{:.2f}") -> str:
@@ -453,11 +439,11 @@ def _draw_spectra(axes: Any, view: "SubspaceView") -> None:
         shares[shares == 0] = middle[middle == 0] = math.nan  # no place on a logarithmic scale
         index = range(1, widest + 1)
         style, colour = _LINES[i // len(_COLOURS) % len(_LINES)], _COLOURS[i % len(_COLOURS)]
-        axes.plot(index, shares.mT.numpy(), style, color=colour, alpha=0.2, linewidth=0.5)
+        axes.plot(index, shares.mT.numpy(), style, color=colour, alpha=0.3, linewidth=0.6)
         axes.plot(index, middle.numpy(), style, color=colour, linewidth=1.8, label=_short(name))
     axes.set(xscale="log", yscale="log", xlabel="direction", ylabel="share of the trace")
     axes.set_title(f"Spectra of {len(view.layers)} layers, and their median", pad=_TITLE_PAD)
-    axes.legend(frameon=False, fontsize=8, loc="lower left")
+    axes.legend(edgecolor="none", fontsize=8, loc="lower left")
 
 
 def _draw_overlaps(axes: Any, view: "SubspaceView") -> None:
@@ -496,7 +482,8 @@ def _draw_distances(axes: Any, view: "SubspaceView") -> None:
     axes.set_title("Inside and outside of the subspace", pad=_TITLE_PAD)
     # Above the bars, which leave it no room, and below the title.
     above = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.98), "ncols": 3}
-    axes.legend(frameon=False, fontsize=8, reverse=True, **above)
+    marks, *bars = zip(*axes.get_legend_handles_labels(), strict=True)
+    axes.legend(*zip(*bars, marks, strict=True), frameon=False, fontsize=8, **above)
 
 
 def _short(name: str) -> str:

@@ -200,10 +200,10 @@ def solve_by_summed_factors(
     outputs = _combine([t.outputs for t in terms], torch.full((num,), 1 / num))
     inputs = _combine([t.inputs for t in terms], torch.full((num,), 1 / num))
     right = (system.residual + system.operator(start)) / num
-    solved = _pseudo_inverse(outputs, stored) @ right
-    inverse = _pseudo_inverse(inputs, stored)
-    solved = solved * inverse if inverse.ndim == 1 else solved @ inverse
-    correction = solved - start
+    # What the factors have nothing for stays at the start.
+    seen = Kronecker(outputs, inputs)(start)
+    solver = Kronecker(_pseudo_inverse(outputs, stored), _pseudo_inverse(inputs, stored))
+    correction = solver(right - seen)
     left = system.residual - system.operator(correction)
     return Solution(
         correction,

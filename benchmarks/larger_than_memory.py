@@ -1,0 +1,273 @@
+"""Merging eight T5-Large-shaped models by MaTS: how much memory and time it takes.
+
+    python benchmarks/larger_than_memory.py            # 783 million parameters, 8 models
+    python benchmarks/larger_than_memory.py --quick    # a small setting, under a minute
+
+Models (float32) and statistics are not on disk: each block of a tensor is made when it is read, the
+same every time, so that inputs of any size can be merged on any disk. The output is written to
+disk as always. Times include making the inputs. Memory is that of the merge and all its
+processes (proportional set sizes added up, looked at ten times a second), the interpreter included.
+The reference implementation holds everything at once: what its inputs alone take is printed beside.
+"""
+
+import argparse
+import functools
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from merge_throughput import memory_of
+from torch import Tensor
+
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.engine.executor import LocalExecutor
+from matsmerge.engine.machine import format_bytes, keep_freed_memory, parse_bytes
+from matsmerge.engine.merging import merge_to_folder, prepare
+from matsmerge.linalg.triangle import pack_upper
+from matsmerge.recipes.recipe import make_recipe
+from matsmerge.statistics.options import Options
+from matsmerge.statistics.statistics import Header, Map, Origin, Set, Statistics
+
+CHUNK_ELEMENTS = 1 << 16
+GOAL_BYTES = 6_000_000_000
+
+
+class Shape:
+    """A T5 v1.1: two stacks of layers, gated feed-forward, an output layer of its own."""
+
+    def __init__(self, width: int, inner: int, num_layers: int, vocabulary: int) -> None:
+        self.weights: dict[str, tuple[int, ...]] = {"shared.weight": (vocabulary, width)}
+        self.leaders: dict[str, str] = {}  # module -> the module whose input it shares
+        for stack in ("encoder", "decoder"):
+            for i in range(num_layers):
+                self._add_layer(stack, i, width, inner)
+            self.weights[f"{stack}.final_layer_norm.weight"] = (width,)
+        self._add("lm_head", (vocabulary, width), "lm_head")
+
+    def _add_layer(self, stack: str, i: int, width: int, inner: int) -> None:
+        block = f"{stack}.block.{i}.layer"
+        attention = f"{block}.0.SelfAttention"
+        for part in "qkv":
+            self._add(f"{attention}.{part}", (width, width), f"{attention}.q")
+        self._add(f"{attention}.o", (width, width), f"{attention}.o")
+        last = 1
+        if stack == "decoder":
+            last = 2
+            cross = f"{block}.1.EncDecAttention"
+            self._add(f"{cross}.q", (width, width), f"{cross}.q")
+            for part in "kv":  # they all see the encoder's output
+                leader = "decoder.block.0.layer.1.EncDecAttention.k"
+                self._add(f"{cross}.{part}", (width, width), leader)
+            self._add(f"{cross}.o", (width, width), f"{cross}.o")
+        dense = f"{block}.{last}.DenseReluDense"
+        for part in ("wi_0", "wi_1"):
+            self._add(f"{dense}.{part}", (inner, width), f"{dense}.wi_0")
+        self._add(f"{dense}.wo", (width, inner), f"{dense}.wo")
+        for j in range(last + 1):
+            self.weights[f"{block}.{j}.layer_norm.weight"] = (width,)
+
+    def _add(self, module: str, shape: tuple[int, int], leader: str) -> None:
+        self.weights[f"{module}.weight"] = shape
+        self.leaders[module] = leader
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.weights.values())
+
+
+class MadeModel(Checkpoint):
+    """A fine-tuned model whose values are made when they are read: a base plus noise."""
+
+    def __init__(self, label: str, weights: Mapping[str, tuple[int, ...]], number: int) -> None:
+        self.label = label
+        self.number = number
+        self.specs = {name: TensorSpec(torch.float32, shape) for name, shape in weights.items()}
+        self.aliases = {}
+
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        stop = start + len(buffer.tensor)
+        for first in range(start // CHUNK_ELEMENTS * CHUNK_ELEMENTS, stop, CHUNK_ELEMENTS):
+            values = _noise(f"{name} {first}", CHUNK_ELEMENTS).mul_(0.05)
+            if self.number:
+                values += _noise(f"{name} {first} {self.number}", CHUNK_ELEMENTS).mul_(0.005)
+            low, high = max(first, start), min(first + CHUNK_ELEMENTS, stop)
+            buffer.tensor[low - start : high - start] = values[low - first : high - first]
+
+
+def _noise(name: str, num: int) -> Tensor:
+    generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    return torch.empty(num).uniform_(-1, 1, generator=generator)
+
+
+class MadeArrays(Checkpoint):
+    """Second moments that are made when they are read: a decaying diagonal plus low rank."""
+
+    def __init__(self, label: str, dims: Mapping[str, int], number: int) -> None:
+        self.label = label
+        self.number = number
+        self.dims = dims
+        self.specs = {n: TensorSpec(torch.float32, (d * (d + 1) // 2,)) for n, d in dims.items()}
+        self.aliases = {}
+
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        packed = _second_moment(name, self.dims[name], self.number)
+        buffer.tensor.copy_(packed[start : start + len(buffer.tensor)])
+
+
+@functools.lru_cache(maxsize=1)
+def _second_moment(name: str, d: int, number: int) -> Tensor:
+    scale = torch.arange(1, d + 1).float() ** -0.5
+    rank = min(128, d)
+    z = _noise(f"{name} {number}", rank * d).view(rank, d) * scale
+    matrix = z.mT @ z / rank
+    matrix.diagonal().add_(0.01 * scale.square())
+    return pack_upper(matrix)
+
+
+def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics:
+    dims, rows = {}, {}
+    for module, leader in shape.leaders.items():
+        out, inside = shape.weights[f"{module}.weight"]
+        dims[f"main/inputs/{leader}"] = inside
+        rows[f"inputs/{leader}"] = 1000
+        if kfac and module != "lm_head":
+            dims[f"main/outputs/{module}"] = out
+    header = Header(
+        model=Origin(name=model.label, fingerprint=fingerprint(model)),
+        data=(Origin(name="made", fingerprint=""),),
+        options=Options(statistics=("kfac",) if kfac else ("gram",)),
+        versions={},
+        maps=tuple(
+            Map(
+                module=module,
+                layout="linear",
+                weight=f"{module}.weight",
+                bias=None,
+                inputs=leader,
+                outputs=f"main/outputs/{module}" in dims,
+            )
+            for module, leader in shape.leaders.items()
+        ),
+        sets={"main": Set(num_examples=1000, num_rows=rows)},
+        forms=dict.fromkeys(dims, "symmetric"),
+        aliases={},
+        without={},
+    )
+    return Statistics(header, MadeArrays(f"{model.label}.statistics", dims, model.number))
+
+
+class Phases:
+    """Notes when each phase of a merge begins."""
+
+    def __init__(self) -> None:
+        self.begins: list[tuple[str, float]] = [("planning", time.perf_counter())]
+
+    def stage(self, name: str, num_bytes: int) -> None:
+        print(f"  {name}: {format_bytes(num_bytes)}", file=sys.stderr, flush=True)
+        self.begins.append((name, time.perf_counter()))
+
+    def advance(self, num_bytes: int) -> None:
+        pass
+
+    def seconds(self) -> dict[str, float]:
+        ends = [*(at for _, at in self.begins[1:]), time.perf_counter()]
+        return {name: end - at for (name, at), end in zip(self.begins, ends, strict=True)}
+
+
+def merge(arguments: argparse.Namespace, out: Path) -> dict[str, object]:
+    """Run in a process of its own, so that its memory can be watched."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    shape = make_shape(arguments)
+    phases = Phases()
+    base = MadeModel("base", shape.weights, 0)
+    models = {f"m{i}": MadeModel(f"m{i}", shape.weights, i) for i in range(1, arguments.models + 1)}
+    kfac = arguments.method in ("mats_kfac", "block_fisher")
+    statistics = {name: make_statistics(shape, m, kfac=kfac) for name, m in models.items()}
+    recipe = make_recipe(
+        {
+            "models": [{"model": name, "name": name} for name in models],
+            "base": "base",
+            "method": arguments.method,
+        }
+    )
+    prepared = prepare(recipe, {**models, "base": base}, statistics)
+    memory = parse_bytes(arguments.max_memory)
+    executor = LocalExecutor(arguments.workers, memory, fork=True)
+    merge_to_folder(prepared, out, executor=executor, progress=phases)
+    stored = sum(s.num_bytes for one in statistics.values() for s in one.arrays.specs.values())
+    return {
+        "seconds": phases.seconds(),
+        "parameters": shape.num_parameters,
+        "model_bytes": 4 * shape.num_parameters * (len(models) + 1),
+        "statistics_bytes": stored,
+        "planned_bytes": min(prepared.plan.peak_bytes(executor.num_workers), memory),
+        "reference_bytes": reference_bytes(shape, len(models), kfac=kfac),
+    }
+
+
+def reference_bytes(shape: Shape, num_models: int, *, kfac: bool) -> int:
+    """What holding all inputs takes at least: models, and full matrices of every layer."""
+    matrices = sum(
+        inside**2 + (out**2 if kfac and out < 1 << 14 else 0)
+        for out, inside in (shape.weights[f"{m}.weight"] for m in shape.leaders)
+    )
+    return 4 * ((num_models + 1) * shape.num_parameters + num_models * matrices)
+
+
+def make_shape(arguments: argparse.Namespace) -> Shape:
+    if arguments.quick:
+        return Shape(width=256, inner=704, num_layers=4, vocabulary=4096)
+    return Shape(width=1024, inner=2816, num_layers=24, vocabulary=32128)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
+    parser.add_argument("--method", default="mats", help="mats, mats_kfac, regmean, ...")
+    parser.add_argument("--models", type=int, default=8)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--max-memory", default="4GB")
+    parser.add_argument("--out", type=Path, help="folder for the merged model, then deleted")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(merge(arguments, arguments.out)))
+        return
+    with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
+        command = [sys.executable, __file__, *sys.argv[1:], "--child", "--out", f"{folder}/merged"]
+        begin = time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        most = 0
+        while process.poll() is None:
+            most = max(most, memory_of(process.pid))
+            time.sleep(0.1)
+        total = time.perf_counter() - begin
+        assert process.stdout is not None
+        text = process.stdout.read()
+        if process.returncode:
+            sys.exit(process.returncode)
+    found = json.loads(text)
+    print(f"{arguments.models} models of {found['parameters'] / 1e6:.0f} million parameters")
+    print(f"models and base   {format_bytes(found['model_bytes'])}")
+    print(f"statistics        {format_bytes(found['statistics_bytes'])}")
+    for name, seconds in found["seconds"].items():
+        print(f"{name:20}{seconds:8.1f} s")
+    print(f"{'all, with start-up':20}{total:8.1f} s")
+    print(f"memory planned for  {format_bytes(found['planned_bytes'])} beyond the interpreter")
+    met = "met" if most < GOAL_BYTES else "missed"
+    print(f"peak memory         {format_bytes(most)} (goal {format_bytes(GOAL_BYTES)}: {met})")
+    needed = found["reference_bytes"]
+    print(f"holding all inputs  at least {format_bytes(needed)}, {needed / most:.0f} times as much")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""Systems solved in the engine: folders, trajectories, resuming, what merge.json says, bad input."""
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from solved_models import loss, make_batches, make_nets, make_statistics
+
+import matsmerge
+from matsmerge import RecipeError, StatisticsError
+from matsmerge.engine import worker
+from matsmerge.engine.evidence import lowest_eigenvalue
+from matsmerge.engine.merging import merge_to_folder, prepare
+from matsmerge.engine.output_folder import staging_path
+from matsmerge.recipes.recipe import make_recipe
+from matsmerge.statistics.statistics_file import save_statistics
+
+Save = Callable[..., Path]
+BASE, MODELS = make_nets()
+LAYERS = ["first.weight", "gate.weight", "second.weight", "conv.weight", "out.weight"]
+
+pytestmark = pytest.mark.filterwarnings("ignore:averaged:UserWarning")
+
+
+@pytest.fixture
+def folders(save_model: Save) -> list[Path]:
+    """The base and three models, each with its statistics beside it."""
+    base = save_model("base", dict(BASE.state_dict()), config__json="{}")
+    found = [save_model(f"m{i}", dict(m.state_dict())) for i, m in enumerate(MODELS)]
+    for folder, statistics in zip(found, make_statistics(), strict=True):
+        save_statistics(statistics, folder / "statistics.safetensors")
+    return [base, *found]
+
+
+def test_statistics_beside_the_models_are_found(folders: list[Path], tmp_path: Path) -> None:
+    out = matsmerge.merge(folders[1:], folders[0], "mats_kfac", out=tmp_path / "out")
+    expected = matsmerge.merge(MODELS, BASE, "mats_kfac", statistics=make_statistics())
+    merged = load_file(out / "model.safetensors")
+    for name, values in expected.items():
+        torch.testing.assert_close(merged[name], values, rtol=1e-4, atol=1e-5)
+
+
+def test_what_merge_json_says(folders: list[Path], tmp_path: Path) -> None:
+    out = matsmerge.merge(folders[1:], folders[0], "mats", out=tmp_path / "out", iterations=7)
+    manifest = json.loads((out / "merge.json").read_text())
+    for name in LAYERS:
+        (report,) = manifest["parameters"][name]["solved"]
+        assert report["objective"] == "gram"
+        assert report["solver"] == "cg"
+        assert len(report["residuals"]) == len(report["objective_values"]) <= 8
+        assert report["objective_value"] == report["objective_values"][report["iterations"]]
+        assert report["objective_value"] < report["objective_of_start"]
+        falling = report["objective_values"]
+        assert all(b <= a * (1 + 1e-6) for a, b in itertools.pairwise(falling))
+    otherwise = {n for n, p in manifest["parameters"].items() if p.get("otherwise")}
+    assert otherwise == set(BASE.state_dict()) - set(LAYERS)
+    assert any("averaged" in note and "embed.weight" in note for note in manifest["notes"])
+    described = [entry for entry in manifest["inputs"] if "statistics" in entry]
+    assert [entry["name"] for entry in described] == ["m0", "m1", "m2"]
+    assert described[0]["num_examples"] == {"main": 90, "held_out": 30}
+
+
+def test_a_trajectory_is_several_models(folders: list[Path], tmp_path: Path) -> None:
+    recipe = make_recipe(
+        {
+            "models": [str(f) for f in folders[1:]],
+            "base": str(folders[0]),
+            "method": "mats",
+            "trajectory": [2, 5, 40],
+        }
+    )
+    trace = tmp_path / "trace.jsonl"
+    out = merge_to_folder(prepare(recipe), tmp_path / "out", trace=trace)
+    steps = matsmerge.merge_trajectory(folders[1:], folders[0], "mats", iterations=[2, 5, 40])
+    assert sorted(p.name for p in out.iterdir()) == [
+        "iteration-2", "iteration-40", "iteration-5", "merge.json",
+    ]  # fmt: skip
+    for at in (2, 5, 40):
+        folder = out / f"iteration-{at}"
+        assert (folder / "config.json").exists()
+        assert json.loads((folder / "merge.json").read_text())["iteration"] == at
+        written = load_file(folder / "model.safetensors")
+        alone = matsmerge.merge(folders[1:], folders[0], "mats", iterations=at)
+        for name, values in alone.items():
+            assert torch.equal(written[name], steps[at][name])
+            torch.testing.assert_close(written[name], values, rtol=1e-6, atol=1e-7)
+    lines = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert {line["parameter"] for line in lines} == set(LAYERS)
+    assert {line["iteration"] for line in lines if line["parameter"] == "out.weight"} >= {0, 1, 2}
+
+
+@pytest.mark.parametrize("method", ["mats_kfac", "block_fisher", "actmat"])
+def test_trajectories_of_other_objectives(folders: list[Path], method: str) -> None:
+    steps = matsmerge.merge_trajectory(folders[1:], folders[0], method, iterations=[0, 1, 6])
+    for at in (0, 1, 6):
+        alone = matsmerge.merge(folders[1:], folders[0], method, iterations=at)
+        for name, values in alone.items():
+            torch.testing.assert_close(steps[at][name], values, rtol=1e-5, atol=1e-6)
+
+
+def test_the_same_merge_gives_the_same_bytes(folders: list[Path], tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        out = matsmerge.merge(folders[1:], folders[0], "mats_kfac", out=tmp_path / name)
+        found.append((out / "model.safetensors").read_bytes() + (out / "merge.json").read_bytes())
+    assert found[0] == found[1]
+
+
+def test_resuming(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = matsmerge.merge(folders[1:], folders[0], "mats", out=tmp_path / "whole")
+    solve, num_solved = worker.Worker._solve, 0
+
+    def stop_after_two(self: worker.Worker, *arguments: Any) -> worker.Receipt:
+        nonlocal num_solved
+        num_solved += 1
+        if num_solved > 2:
+            raise KeyboardInterrupt
+        return solve(self, *arguments)
+
+    out = tmp_path / "out"
+    monkeypatch.setattr(worker.Worker, "_solve", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        matsmerge.merge(folders[1:], folders[0], "mats", out=out)
+    assert not out.exists()
+    assert staging_path(out).exists()
+    num_before, num_solved = num_solved, -100
+    matsmerge.merge(folders[1:], folders[0], "mats", out=out, resume=True)
+    assert num_solved < -100 + 5, "the finished layers were solved again"
+    assert num_before == 3 or num_before == 4
+    for file in ("model.safetensors", "merge.json"):
+        assert (out / file).read_bytes() == (whole / file).read_bytes()
+
+
+def test_an_override_lets_a_bias_go_its_own_way() -> None:
+    merged = matsmerge.merge(
+        MODELS,
+        BASE,
+        "regmean",
+        statistics=make_statistics(),
+        bias=True,
+        overrides=[{"match": "out.bias", "method": {"name": "task_arithmetic", "scale": 0.0}}],
+    )
+    assert torch.equal(merged["out.bias"], BASE.state_dict()["out.bias"])
+    apart = matsmerge.merge(MODELS, BASE, "regmean", statistics=make_statistics())
+    torch.testing.assert_close(merged["out.weight"], apart["out.weight"])
+
+
+def edited(path: Path, change: Callable[[dict[str, torch.Tensor], dict[str, Any]], None]) -> None:
+    """Change arrays or header of a file of statistics."""
+    arrays = load_file(path)
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    header = json.loads(metadata["matsmerge_statistics"])
+    change(arrays, header)
+    save_file(arrays, path, {"matsmerge_statistics": json.dumps(header)})
+
+
+def _set(name: str, values: Any) -> Callable[[dict[str, torch.Tensor], dict[str, Any]], None]:
+    def change(arrays: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+        arrays[name] = values(arrays[name])
+
+    return change
+
+
+def _without_layer(arrays: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["maps"] = [m for m in header["maps"] if m["module"] != "second"]
+    header["without"].setdefault("gram", {})["second.weight"] = "its module is not called"
+    del arrays["main/fisher/second.weight"], header["forms"]["main/fisher/second.weight"]
+
+
+def _without_examples(arrays: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+    header["sets"]["main"]["num_examples"] = 0
+
+
+BAD: list[tuple[Any, str, Sequence[str]]] = [
+    (_set("main/inputs/second", lambda a: a * float("nan")), "mats", ["main/inputs/second", "nan"]),
+    (_set("main/inputs/second", lambda a: -a), "mats", ["inputs/second", "eigenvalue", "collect"]),
+    (_set("main/fisher/norm.weight", lambda a: a - 1), "diagonal_fisher", ["norm.weight"]),
+    (
+        _set("main/inputs/second", lambda a: a[:-1].clone()),
+        "mats",
+        ["inputs/second", "[35]", "[36]", "another model"],
+    ),
+    (_without_layer, "regmean", ["m0", "no gram of 'second.weight'", "not called", "m1"]),
+    (_without_layer, "diagonal_fisher", ["no fisher of 'second.weight'"]),
+    (_without_examples, "mats", ["no examples"]),
+]
+
+
+@pytest.mark.parametrize(("change", "method", "texts"), BAD)
+def test_damaged_statistics(
+    folders: list[Path], tmp_path: Path, change: Any, method: str, texts: Sequence[str]
+) -> None:
+    edited(folders[1] / "statistics.safetensors", change)
+    out = tmp_path / "out"
+    with pytest.raises(StatisticsError) as error:
+        matsmerge.merge(folders[1:], folders[0], method, out=out)
+    assert all(text in str(error.value) for text in texts), str(error.value)
+    assert not out.exists()
+    assert not staging_path(out).exists()
+
+
+def test_statistics_of_another_model(folders: list[Path]) -> None:
+    shutil.copy(folders[2] / "statistics.safetensors", folders[1] / "statistics.safetensors")
+    with pytest.raises(StatisticsError, match=r"another model(.|\n)*--force"):
+        matsmerge.merge(folders[1:], folders[0], "mats")
+    matsmerge.merge(folders[1:], folders[0], "mats", force=True)
+
+
+def test_missing_statistics_are_all_named(folders: list[Path]) -> None:
+    (folders[1] / "statistics.safetensors").unlink()
+    (folders[3] / "statistics.safetensors").unlink()
+    with pytest.raises(StatisticsError) as error:
+        matsmerge.merge(folders[1:], folders[0], "mats_kfac")
+    assert "m0" in str(error.value)
+    assert "m2" in str(error.value)
+    assert "--statistics kfac" in str(error.value)
+
+
+def test_an_objective_without_its_statistic(folders: list[Path]) -> None:
+    for i, (folder, model) in enumerate(zip(folders[1:], MODELS, strict=True)):
+        statistics = matsmerge.collect(model, make_batches(i), "gram")
+        save_statistics(statistics, folder / "statistics.safetensors")
+    matsmerge.merge(folders[1:], folders[0], "regmean")
+    with pytest.raises(StatisticsError, match="has gram and no kfac"):
+        matsmerge.merge(folders[1:], folders[0], "mats_kfac")
+    with pytest.raises(StatisticsError, match="no held-out set"):
+        matsmerge.merge(folders[1:], folders[0], "mats", stop="held_out")
+
+
+def test_kfac_brings_the_gram_along() -> None:
+    statistics = [
+        matsmerge.collect(m, make_batches(i), "kfac", loss=loss) for i, m in enumerate(MODELS)
+    ]
+    matsmerge.merge(MODELS, BASE, "regmean", statistics=statistics)
+
+
+def test_joining_biases_needs_the_mean_input() -> None:
+    statistics = [
+        matsmerge.collect(m, make_batches(i), "gram", bias=False) for i, m in enumerate(MODELS)
+    ]
+    matsmerge.merge(MODELS, BASE, "regmean", statistics=statistics)
+    with pytest.raises(StatisticsError, match="without --no-bias"):
+        matsmerge.merge(MODELS, BASE, "regmean", statistics=statistics, bias=True)
+
+
+def test_nothing_to_solve_is_refused() -> None:
+    models = [{"scale": torch.ones(3) * i} for i in (1.0, 2.0)]
+    with pytest.raises(StatisticsError, match="nothing for any"):
+        matsmerge.merge(models, {"scale": torch.ones(3)}, "actmat")
+
+
+def test_number_of_statistics() -> None:
+    with pytest.raises(RecipeError, match="2 statistics for 3 models"):
+        matsmerge.merge(MODELS, BASE, "mats", statistics=make_statistics()[:2])
+    with pytest.raises(RecipeError, match="there is no model 'model_9'"):
+        matsmerge.merge(MODELS, BASE, "mats", statistics={"model_9": make_statistics()[0]})
+
+
+def test_trajectories_need_iterations() -> None:
+    with pytest.raises(RecipeError, match="has no iterations"):
+        matsmerge.merge_trajectory(MODELS, BASE, "regmean", iterations=[3])
+    with pytest.raises(RecipeError, match="leave out either"):
+        matsmerge.merge_trajectory(MODELS, BASE, "mats", iterations=[3], stop="held_out")
+
+
+@pytest.mark.parametrize("dim", [5, 300])
+def test_lowest_eigenvalue(dim: int) -> None:
+    q = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0)))[0]
+    values = torch.linspace(0, 1, dim)
+    assert lowest_eigenvalue(q @ values.diag() @ q.T) > -1e-4
+    values[0] = -0.3
+    assert lowest_eigenvalue(q @ values.diag() @ q.T) == pytest.approx(-0.3, abs=0.05)
+
+
+def test_a_shared_module_counts_all_its_rows() -> None:
+    """A weight that two places use is merged by the rows of both."""
+
+    class Twice(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one = torch.nn.Linear(4, 4, bias=False)
+            self.two = torch.nn.Linear(4, 4, bias=False)
+            self.two.weight = self.one.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.two(torch.tanh(self.one(x)))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    models = [Twice() for _ in range(2)]
+    batches = [torch.randn(20, 4) for _ in range(3)]
+    statistics = [matsmerge.collect(m, batches, "gram") for m in models]
+    merged = matsmerge.merge(models, None, "regmean", statistics=statistics, off_diagonal=1.0)
+    grams = []
+    for model in models:
+        x = torch.cat(batches).double()
+        y = torch.tanh(x @ model.one.weight.detach().double().T)
+        grams.append((x.T @ x + y.T @ y) / (2 * len(x)))
+    weights = [m.one.weight.detach().double() for m in models]
+    top = weights[0] @ grams[0] + weights[1] @ grams[1]
+    expected = (top @ torch.linalg.inv(grams[0] + grams[1])).float()
+    torch.testing.assert_close(merged["one.weight"], expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(merged["one.weight"], merged["two.weight"])

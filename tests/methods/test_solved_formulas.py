@@ -1,0 +1,327 @@
+"""Every objective and solver through a whole merge, against systems that are written out."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from solved_models import State, make_nets, make_statistics, solve_dense
+from torch import Tensor
+
+import matsmerge
+from matsmerge.statistics.statistics import HELD_OUT, Statistics
+
+pytestmark = pytest.mark.filterwarnings("ignore:averaged:UserWarning", "ignore:left at:UserWarning")
+
+BASE, MODELS = make_nets()
+STATES = [model.state_dict() for model in MODELS]
+BASE_STATE = BASE.state_dict()
+STATISTICS = make_statistics()
+LAYERS = ["first", "gate", "second", "out"]
+
+
+def merge(method: str, **parameters: Any) -> State:
+    merged: State = matsmerge.merge(MODELS, BASE, method, statistics=STATISTICS, **parameters)
+    return merged
+
+
+def average(name: str) -> Tensor:
+    return torch.stack([s[name].double() for s in STATES]).mean(0)
+
+
+def task_arithmetic(name: str, scale: float = 0.3) -> Tensor:
+    deltas = torch.stack([s[name].double() - BASE_STATE[name].double() for s in STATES]).sum(0)
+    start: Tensor = BASE_STATE[name].double() + scale * deltas
+    return start
+
+
+def grams(module: str, **options: Any) -> list[Tensor]:
+    return [s.gram(module, **options).double() for s in STATISTICS]
+
+
+def gram_matrix(gram: Tensor, num_outputs: int) -> Tensor:
+    return torch.kron(torch.eye(num_outputs, dtype=torch.float64), gram)
+
+
+def total(tensors: Iterable[Tensor]) -> Tensor:
+    return torch.stack([t.double() for t in tensors]).sum(0)
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = 1e-4) -> None:
+    assert found.shape == expected.shape
+    off = float((found.double() - expected.double()).norm() / expected.double().norm())
+    assert off < tolerance, off
+
+
+@pytest.mark.parametrize("module", LAYERS)
+def test_regmean(module: str) -> None:
+    merged = merge("regmean", off_diagonal=0.8)[f"{module}.weight"]
+    scaled = [0.8 * g + 0.2 * g.diagonal().diag() for g in grams(module)]
+    top = total(s[f"{module}.weight"].double() @ g for s, g in zip(STATES, scaled, strict=True))
+    close(merged, top @ torch.linalg.inv(total(scaled)))
+
+
+def test_what_regmean_has_nothing_for_is_averaged() -> None:
+    merged = merge("regmean")
+    for name in ("embed.weight", "norm.weight", "norm.bias", "first.bias", "out.bias"):
+        close(merged[name], average(name), 1e-6)
+
+
+def test_regmean_weights_and_ridge() -> None:
+    weights = [0.5, 2.0, 1.0]
+    merged = merge("regmean", off_diagonal=1.0, ridge=0.1, weights=weights)["out.weight"]
+    ridged = [
+        w * (g + 0.1 * g.diagonal().mean() * torch.eye(len(g)))
+        for g, w in zip(grams("out"), weights, strict=True)
+    ]
+    thetas = [s["out.weight"] for s in STATES]
+    dense = [gram_matrix(g, 3) for g in ridged]
+    close(merged, solve_dense(dense, thetas, torch.zeros(3, 12)))
+
+
+@pytest.mark.parametrize("method", ["gram", "kfac"])
+def test_joined_bias(method: str) -> None:
+    merged = merge(
+        "mats", init="average", objective=method, bias=True, solver="cg", iterations=3000
+    )
+    dense, thetas = [], []
+    for state, statistics in zip(STATES, STATISTICS, strict=True):
+        gram = statistics.gram("out", bias=True).double()
+        outer = statistics.output_factor("out").double() if method == "kfac" else torch.eye(3)
+        dense.append(torch.kron(outer.double(), gram))
+        thetas.append(torch.cat([state["out.weight"], state["out.bias"][:, None]], 1))
+    start = torch.stack([t.double() for t in thetas]).mean(0)
+    expected = solve_dense(dense, thetas, start)
+    found = torch.cat([merged["out.weight"], merged["out.bias"][:, None]], 1)
+    # K-FAC is singular (gradients of a softmax sum to zero): compare where it says something.
+    a = total(dense)
+    difference = (found.double() - expected).flatten()
+    size = expected.flatten() @ a @ expected.flatten()
+    assert float(difference @ a @ difference / size) < 1e-8
+
+
+@pytest.mark.parametrize("module", ["first", "second"])
+def test_kfac_of_two_models_in_closed_form(module: str) -> None:
+    name = f"{module}.weight"
+    merged = matsmerge.merge(
+        MODELS[:2], BASE, "mats", statistics=STATISTICS[:2], objective="kfac", solver="closed_form"
+    )[name]
+    dense = [
+        torch.kron(s.output_factor(module).double(), s.gram(module).double())
+        for s in STATISTICS[:2]
+    ]
+    deltas = [s[name].double() - BASE_STATE[name].double() for s in STATES[:2]]
+    start = BASE_STATE[name].double() + 0.3 * (deltas[0] + deltas[1])
+    expected = solve_dense(dense, [s[name] for s in STATES[:2]], start)
+    off = (merged.double() - expected).flatten()
+    a = dense[0] + dense[1]
+    assert float(off @ a @ off / (expected.flatten() @ a @ expected.flatten())) < 1e-9
+
+
+def test_preconditioned_kfac_reaches_the_solution_of_plain_kfac() -> None:
+    plain = merge("mats", objective="kfac", iterations=5000)
+    quick = merge("mats", objective="kfac", preconditioner="kronecker", iterations=300)
+    for module in LAYERS:
+        name = f"{module}.weight"
+        a = total(
+            torch.kron(s.output_factor(module).double(), s.gram(module).double())
+            for s in STATISTICS
+        )
+        off = (plain[name].double() - quick[name].double()).flatten()
+        size = plain[name].double().flatten()
+        assert float(off @ a @ off / (size @ a @ size)) < 1e-7
+
+
+def test_diagonal_fisher() -> None:
+    merged = merge("diagonal_fisher")
+    for name in BASE_STATE:
+        fishers = [s.fisher(name).double() for s in STATISTICS]
+        bottom = total(fishers)
+        top = total(f * s[name].double() for f, s in zip(fishers, STATES, strict=True))
+        # Every other output of `second` goes nowhere: there the Fisher is zero, and the init stays.
+        expected = torch.where(bottom > 0, top / bottom, average(name))
+        close(merged[name], expected)
+
+
+def test_block_fisher_of_vectors() -> None:
+    merged = merge("mats", objective="block_fisher", solver="closed_form", init="average")
+    for name in ("norm.weight", "out.bias", "first.bias"):
+        blocks = [s.block_fisher(name).double() for s in STATISTICS]
+        expected = solve_dense(blocks, [s[name] for s in STATES], average(name))
+        a = total(blocks)
+        off = merged[name].double() - expected
+        assert float(off @ a @ off / (expected @ a @ expected)) < 1e-8
+
+
+def test_grouped_convolution() -> None:
+    merged = merge("regmean", off_diagonal=1.0)["conv.weight"]
+    for group in range(2):
+        own = slice(2 * group, 2 * group + 2)
+        blocks = [gram_matrix(s.gram("conv").double()[group], 2) for s in STATISTICS]
+        thetas = [s["conv.weight"][own].flatten(1) for s in STATES]
+        expected = solve_dense(blocks, thetas, torch.zeros(2, 2))
+        close(merged[own].flatten(1), expected)
+
+
+def test_embeddings_by_counts() -> None:
+    merged = merge("regmean", embeddings=True)["embed.weight"]
+    counts = [s.gram("embed").double() for s in STATISTICS]
+    top = total(
+        c[:, None] * s["embed.weight"].double() for c, s in zip(counts, STATES, strict=True)
+    )
+    close(merged, top / total(counts)[:, None])
+
+
+def test_averaging_comes_out_of_the_frame_exactly() -> None:
+    for solver in ("closed_form", "cg"):
+        merged = merge("mats", objective="identity", solver=solver)
+        for name in BASE_STATE:
+            torch.testing.assert_close(merged[name], average(name).float(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("init", ["average", "task_arithmetic", "ties", "dare_linear"])
+def test_any_init_converges_to_the_same_solution(init: str) -> None:
+    merged = merge("mats", init=init, iterations=200)
+    expected = merge("regmean", off_diagonal=1.0)
+    for module in LAYERS:
+        close(merged[f"{module}.weight"], expected[f"{module}.weight"], 1e-3)
+
+
+def test_forms_of_conjugate_gradients_agree() -> None:
+    for iterations in (1, 3, 5):
+        plain = merge("mats", iterations=iterations, solver={"form": "plain"})
+        other = merge("mats", iterations=iterations, solver={"form": "eigenbasis"})
+        for module in LAYERS:
+            close(plain[f"{module}.weight"], other[f"{module}.weight"], 1e-6)
+
+
+def test_no_iterations_is_the_init() -> None:
+    merged = merge("mats", iterations=0)
+    close(merged["first.weight"], task_arithmetic("first.weight"), 1e-6)
+
+
+def test_otherwise() -> None:
+    merged = merge("mats", otherwise="init")
+    close(merged["norm.weight"], task_arithmetic("norm.weight"), 1e-6)
+
+
+def test_stages_start_where_the_last_ended() -> None:
+    stages = [{"objective": "gram", "iterations": 4}, {"objective": "kfac", "iterations": 3}]
+    merged = merge("mats", stages=stages)
+    first = merge("mats", objective="gram", iterations=4)
+    # As an init, the first round is a stage of its own.
+    again = merge(
+        "mats", init={"name": "mats", "objective": "gram", "iterations": 4}, objective="kfac",
+        iterations=3,
+    )  # fmt: skip
+    name = "second.weight"
+    assert torch.equal(merged[name], again[name])
+    assert not torch.equal(merged[name], first[name])
+    a = total(
+        torch.kron(s.output_factor("second").double(), s.gram("second").double())
+        for s in STATISTICS
+    )
+    b = total(
+        torch.kron(s.output_factor("second").double(), s.gram("second").double())
+        @ state["second.weight"].double().flatten()
+        for s, state in zip(STATISTICS, STATES, strict=True)
+    )
+    x = first[name].double().flatten()
+    r = b - a @ x
+    p, rr = r, r @ r
+    for _ in range(3):
+        q = a @ p
+        alpha = rr / (p @ q)
+        x, r = x + alpha * p, r - alpha * q
+        p, rr = r + (r @ r) / rr * p, r @ r
+    close(merged[name].flatten(), x, 1e-5)
+
+
+def test_held_out_stops_at_its_lowest_objective() -> None:
+    many = list(range(30))
+    steps = matsmerge.merge_trajectory(MODELS, BASE, "mats", statistics=STATISTICS, iterations=many)
+    chosen = merge("mats", iterations=29, stop="held_out")
+    for module in LAYERS:
+        name = f"{module}.weight"
+
+        def objective(x: Tensor, module: str = module, name: str = name) -> float:
+            total = 0.0
+            for statistics, state in zip(STATISTICS, STATES, strict=True):
+                d = x.double() - state[name].double()
+                total += float((d @ statistics.gram(module, HELD_OUT).double() * d).sum())
+            return total
+
+        values = [objective(steps[i][name]) for i in many]
+        assert objective(chosen[name]) == pytest.approx(min(values), rel=1e-4)
+
+
+def delta(state: State, name: str) -> Tensor:
+    difference: Tensor = state[name].double() - BASE_STATE[name].double()
+    return difference
+
+
+@pytest.mark.parametrize("method", ["actmat", "wudi", "tact", "ace"])
+def test_covariances_from_weights(method: str) -> None:
+    merged = matsmerge.merge(MODELS, BASE, method, init="average", solver="closed_form")
+    name = "first.weight"
+    moments = []
+    for state in STATES:
+        d = delta(state, name)
+        if method == "tact":
+            limit = d.abs().flatten().sort(descending=True).values[round(0.2 * d.numel()) - 1]
+            d = torch.where(d.abs() >= limit, d, 0)
+        if method == "ace":
+            d = d - d.mean(0)
+        moment = d.T @ d
+        if method == "wudi":
+            moment = moment / d.square().sum()
+        if method == "ace":
+            moment = moment + 0.01 * moment.diagonal().mean() * torch.eye(6)
+        moments.append(gram_matrix(moment, 8))
+    expected = solve_dense(moments, [s[name] for s in STATES], average(name))
+    close(merged[name], expected, 1e-3)
+
+
+def test_kronecker_of_sums() -> None:
+    merged = merge("kronecker_of_sums")["first.weight"]
+    outers = [s.output_factor("first").double() for s in STATISTICS]
+    inners = grams("first")
+    top = total(
+        o @ s["first.weight"].double() @ g for o, s, g in zip(outers, STATES, inners, strict=True)
+    )
+    mean_o, mean_g = total(outers) / 3, total(inners) / 3
+    expected = torch.linalg.pinv(mean_o, rtol=1e-6) @ (top / 3) @ torch.linalg.inv(mean_g)
+    close(merged, expected, 1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_checkpoints(dtype: torch.dtype) -> None:
+    models = [{n: t.to(dtype) for n, t in s.items()} for s in STATES]
+    base = {n: t.to(dtype) for n, t in BASE_STATE.items()}
+    with pytest.warns(UserWarning, match="averaged"):
+        merged = matsmerge.merge(
+            models, base, "mats_kfac", statistics=STATISTICS, force=True, iterations=50
+        )
+    expected = merge("mats_kfac", iterations=50)
+    for name, values in merged.items():
+        assert values.dtype == dtype
+        close(values, expected[name], 0.1)
+
+
+def test_statistics_may_be_of_any_precision(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("statistics")
+    merged = {}
+    for dtype in ("float64", "float32", "bfloat16"):
+        files = []
+        for i, statistics in enumerate(STATISTICS):
+            files.append(folder / f"{dtype}-{i}.safetensors")
+            _save(statistics, files[-1], dtype)
+        merged[dtype] = matsmerge.merge(MODELS, BASE, "mats", statistics=files, iterations=5)
+    close(merged["float32"]["out.weight"], merged["float64"]["out.weight"], 1e-5)
+    close(merged["bfloat16"]["out.weight"], merged["float64"]["out.weight"], 0.05)
+
+
+def _save(statistics: Statistics, path: Any, dtype: str) -> None:
+    from matsmerge.statistics.statistics_file import save_statistics
+
+    save_statistics(statistics, path, dtype)

@@ -1,0 +1,129 @@
+"""Methods that solve systems: one model in, the same out; identical in, the same; any order."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from solved_models import make_nets, make_statistics
+
+import matsmerge
+from matsmerge import RecipeError
+from matsmerge.methods import METHODS
+from matsmerge.methods.mats import Mats
+from matsmerge.methods.objectives import OBJECTIVES
+
+pytestmark = pytest.mark.filterwarnings("ignore:averaged:UserWarning")
+
+BASE, MODELS = make_nets()
+STATISTICS = make_statistics()
+# RegMean++ has its own tests: it needs data.
+SOLVED = [n for n, cls in METHODS.items() if issubclass(cls, Mats) and n != "regmean++"]
+SOLVERS: list[dict[str, Any]] = [
+    {"solver": "closed_form"},
+    {"solver": "cg", "iterations": 7},
+    {"solver": "cg", "iterations": 7, "preconditioner": "jacobi"},
+]
+
+
+@pytest.mark.parametrize("init", ["average", "task_arithmetic"])
+@pytest.mark.parametrize("method", SOLVED)
+def test_one_model_in_the_same_out(method: str, init: str) -> None:
+    """Bit for bit from an init that is the model already."""
+    scale = {"scale": 1.0} if init == "task_arithmetic" else {}
+    merged = matsmerge.merge(
+        MODELS[:1], BASE, method, statistics=STATISTICS[:1], init={"name": init, **scale}
+    )
+    for name, values in MODELS[0].state_dict().items():
+        torch.testing.assert_close(merged[name], values, rtol=1e-6, atol=1e-7)
+        if init == "average" and method != "kronecker_of_sums":
+            assert torch.equal(merged[name], values), name
+
+
+@pytest.mark.parametrize("method", SOLVED)
+def test_identical_models_in_the_same_out(method: str) -> None:
+    model = MODELS[0].state_dict()
+    copies = [{n: t.clone() for n, t in model.items()} for _ in range(3)]
+    merged = matsmerge.merge(copies, BASE, method, statistics=[STATISTICS[0]] * 3, init="average")
+    for name, values in model.items():
+        torch.testing.assert_close(merged[name], values, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("parameters", SOLVERS)
+def test_identical_models_under_any_statistics(objective: str, parameters: dict[str, Any]) -> None:
+    """Whatever their covariances say, models that agree leave nothing to solve."""
+    model = MODELS[0].state_dict()
+    num = 2 if objective == "kfac" else 3
+    copies = [{n: t.clone() for n, t in model.items()} for _ in range(num)]
+    merged = matsmerge.merge(
+        copies,
+        BASE,
+        "mats",
+        statistics=STATISTICS[:num],
+        force=True,
+        init="average",
+        objective=objective,
+        **parameters,
+    )
+    for name, values in model.items():
+        torch.testing.assert_close(merged[name], values, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("method", SOLVED)
+def test_order_does_not_matter(method: str) -> None:
+    weights = [0.5, 1.0, 2.0]
+    found = []
+    for order in itertools.islice(itertools.permutations(range(3)), 0, 6, 2):
+        found.append(
+            matsmerge.merge(
+                {f"m{i}": MODELS[i] for i in order},
+                BASE,
+                method,
+                statistics={f"m{i}": STATISTICS[i] for i in order},
+                weights=[weights[i] for i in order],
+            )
+        )
+    for other in found[1:]:
+        for name, values in found[0].items():
+            off = float((values - other[name]).norm() / values.norm())
+            # A hundred plain iterations let the last bit of the sum grow; what they reach is equal.
+            assert off < (1e-2 if method == "block_fisher" else 1e-4), (name, off)
+
+
+def test_a_model_with_weight_zero_does_not_count() -> None:
+    two = matsmerge.merge(MODELS[:2], BASE, "mats", statistics=STATISTICS[:2], init="average")
+    three = matsmerge.merge(
+        MODELS, BASE, "mats", statistics=STATISTICS, init="average", weights=[1.0, 1.0, 0.0]
+    )
+    for name, values in two.items():
+        torch.testing.assert_close(values, three[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"objective": "kfac", "solver": "closed_form"}, "no closed form for 3 models"),
+        ({"objective": "gram", "preconditioner": "kronecker"}, "K-FAC factors"),
+        ({"objective": "gram", "solver": "summed_factors"}, "shortcut for kfac"),
+        ({"objective": "fisher", "inputs": "merged"}, "is about the Gram matrices"),
+        ({"weights": [1.0, -1.0, 1.0]}, "must not be negative"),
+        ({"weights": [0.0, 0.0, 0.0]}, "sum to zero"),
+        ({"init": "slerp"}, "exactly 2 models"),
+        ({"objective": "grm"}, "did you mean 'gram'"),
+        ({"iterations": 2.5}, "iterations"),
+        ({"solver": "closed_form", "iterations": 3}, "unknown parameter 'iterations'"),
+        ({"statistics_of": 3}, "unknown parameter 'statistics_of'"),
+        ({"stages": [{"objective": "gram"}], "iterations": 3}, "leave out both"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(parameters: dict[str, Any], reason: str) -> None:
+    with pytest.raises(RecipeError, match=reason):
+        matsmerge.merge(MODELS, BASE, "mats", statistics=STATISTICS, **parameters)
+
+
+def test_base_is_needed_where_it_is_used() -> None:
+    for method in ("mats", "actmat"):
+        with pytest.raises(RecipeError, match="needs a base"):
+            matsmerge.merge(MODELS, None, method, statistics=STATISTICS)
+    matsmerge.merge(MODELS, None, "mats", statistics=STATISTICS, init="average")
