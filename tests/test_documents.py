@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from matsmerge.linalg.system import Status
 from matsmerge.methods import METHODS
+from matsmerge.methods.mats import Mats
+from matsmerge.methods.objectives import OBJECTIVES
+from matsmerge.methods.solvers import SOLVERS
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.options import KINDS
 from matsmerge.tasks.kinds import TASKS
@@ -37,9 +41,12 @@ def test_there_is_something_to_run() -> None:
 
 def test_methods_are_listed() -> None:
     table = [line for line in README.splitlines() if line.startswith("| `")]
-    assert set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table))) == set(
-        METHODS
-    )
+    named = re.findall(r"`([\w+]+)`", "".join(line.split("|")[1] for line in table))
+    assert set(named) == set(METHODS)
+    page = (ROOT / "docs" / "mats.md").read_text()
+    solving = [name for name, cls in METHODS.items() if issubclass(cls, Mats)]
+    assert all(f"`{name}`" in page for name in (*solving, *OBJECTIVES, *SOLVERS))
+    assert all(f"`{status.name.lower()}`" in page for status in Status)
 
 
 def test_statistics_options_are_listed() -> None:

@@ -55,8 +55,9 @@ def test_what_is_rounding_is_no_direction() -> None:
 
 
 def test_bfloat16_keeps_its_directions() -> None:
-    rows = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
-    gram = rows.T @ rows
+    """Of small inputs too: their entries are rounded relative to themselves."""
+    rows = torch.randn(2000, 20, generator=torch.Generator().manual_seed(0))
+    gram = (rows * torch.logspace(0, -2, 20)).T @ (rows * torch.logspace(0, -2, 20))
     found = find_directions(gram.bfloat16())
     assert found.num_certain == 20
     torch.testing.assert_close(found.values, find_directions(gram).values, rtol=0.05, atol=0.0)

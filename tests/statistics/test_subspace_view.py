@@ -316,12 +316,15 @@ def test_a_base_without_the_leading_module() -> None:
 
 def test_what_was_never_trained_has_no_relative_distance() -> None:
     task, net = make_task(1, "a")
-    base = make_net(3).state_dict() | {"q.weight": net.q.weight.detach().clone()}
-    moved = {name: values + 0.1 for name, values in net.state_dict().items()}
+    own = net.state_dict()
+    base = make_net(3).state_dict() | {n: own[n].clone() for n in ("q.weight", "k.weight")}
+    moved = {name: values + 0.1 for name, values in own.items() if name != "k.weight"}
+    moved["k.weight"] = own["k.weight"]
     view = prepare_view([task], checkpoint(moved), checkpoint(base, "base")).run()
     by_weight = {d.weight: d for d in view.distances(0)}
     assert math.isnan(by_weight["q.weight"].inside)
     assert by_weight["q.weight"].at_outputs > 0
+    assert by_weight["k.weight"].inside == by_weight["k.weight"].outside == 0
     assert view.mean_distance(0)["inside"] == pytest.approx(
         sum(d.inside for d in by_weight.values() if d.weight != "q.weight") / (len(by_weight) - 1)
     )

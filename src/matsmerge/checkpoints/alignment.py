@@ -77,7 +77,7 @@ def align(
     tables: dict[str, dict[str, str]] = {}  # model -> any of its names -> name in its file
     for name, checkpoint in everyone.items():
         table = {n: n for n in checkpoint.specs} | dict(checkpoint.aliases)
-        rename, note = _match_prefix(reference, table)
+        rename, note = match_prefix(reference, table)
         if note:
             notes.append(f"{_title(name, checkpoint)}: {note}")
         tables[name] = {rename(n): target for n, target in table.items()}
@@ -135,7 +135,7 @@ def _title(name: str, checkpoint: Checkpoint) -> str:
     )
 
 
-def _match_prefix(
+def match_prefix(
     reference: Checkpoint, table: Mapping[str, str]
 ) -> tuple[Callable[[str], str], str | None]:
     """A renaming for checkpoints that only differ by a leading module, as `bert.` with and without.

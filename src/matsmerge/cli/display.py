@@ -1,5 +1,6 @@
 """What the commands show: progress, tables, notes, errors."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -129,3 +130,8 @@ def show_problems(problems: Sequence[str]) -> None:
     for problem in problems:
         stderr.print("[bold red]error:[/] ", end="")
         stderr.print(problem, markup=False, soft_wrap=True)
+
+
+def number(value: float, form: str = "{:.2f}") -> str:
+    """A number in a table or figure; a dash where there is none."""
+    return "-" if math.isnan(value) else form.format(value)

@@ -10,8 +10,11 @@ from matsmerge.cli import display
 from matsmerge.errors import RecipeError
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from matsmerge.engine.executor import LocalExecutor
     from matsmerge.engine.merging import PreparedMerge
+    from matsmerge.engine.parameter import Parameter
     from matsmerge.recipes.recipe import Recipe
 
 _WITHOUT_FILE = "Without a recipe file"
@@ -359,7 +362,8 @@ def _show_solutions(out: Path) -> None:
         iterations = sorted(r["iterations"] for r in reports)
         how = f", {_span(iterations)} iterations" if iterations[-1] else ""
         left = f", objective {falls[len(falls) // 2]:.1%} of the init's (median)" if falls else ""
-        text = f"{len(reports)} layers, {objective}{how}{left}: {Status[status.upper()].value}"
+        num = f"{len(reports)} layer{'s' if len(reports) > 1 else ''}"
+        text = f"{num}, {objective}{how}{left}: {Status[status.upper()].value}"
         display.stdout.print(text, markup=False, soft_wrap=True)
 
 
@@ -468,6 +472,27 @@ def _describe(
     }
 
 
+def _describe_method(parameter: "Parameter", is_otherwise: bool) -> str:
+    """What happens to a parameter, in a line."""
+    from matsmerge.methods.mats import Mats, name_of
+
+    method = parameter.rule.method
+    if not isinstance(method, Mats):
+        return repr(method)
+    if is_otherwise:
+        return f"nothing to solve: {method.otherwise}"
+
+    def short(part: str, value: "BaseModel") -> str:
+        chosen = ", ".join(f"{k}={v!r}" for k, v in value.model_dump(exclude_defaults=True).items())
+        return name_of(part, value) + (f"({chosen})" if chosen else "")
+
+    stages = (
+        f"{short('objective', stage.objective)} by {short('solver', stage.solver)}"
+        for stage in method.rounds
+    )
+    return ", then ".join([short("init", method.start), *stages])
+
+
 def _show_plan(
     prepared: "PreparedMerge",
     executor: "LocalExecutor",
@@ -485,9 +510,10 @@ def _show_plan(
         print(json.dumps(plan, indent=2))
         return
     rules: dict[str, int] = {}
+    otherwise = set(prepared.otherwise)
     for parameter in prepared.plan.parameters:
         copied = parameter.compute_dtype is None
-        rule = "copied" if copied else repr(parameter.rule.method)
+        rule = "copied" if copied else _describe_method(parameter, parameter.name in otherwise)
         rules[rule] = rules.get(rule, 0) + 1
     methods = [(f"  {rule}", f"{num} tensors") for rule, num in rules.items()]
     rows = [

@@ -1,7 +1,5 @@
 """`mats inspect --subspace`: the directions that matter to tasks, and what a merge did to them."""
 
-import importlib
-import io
 import json
 import math
 from collections.abc import Sequence
@@ -14,6 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from matsmerge.cli import display
+from matsmerge.cli.display import number
+from matsmerge.cli.subspace_figure import check_figure, write_figure
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
@@ -24,14 +24,6 @@ _NUM_WORST = 8
 _MAX_COLUMNS = 4  # tasks side by side, beyond which only the lowest and the highest are shown
 # Viridis, which is told apart with any kind of colour vision, from 0 to 1.
 _HEAT = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
-# Okabe and Ito's palette, made for all kinds of colour vision.
-_COLOURS = (
-    "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#000000", "#b8a900",
-)  # fmt: skip
-_LINES = ("-", "--", ":", "-.")
-_LABEL_LENGTH = 22
-_TITLE_PAD = 22  # room for a legend below it
-_FIGURE_SUFFIXES = (".png", ".svg", ".html")
 
 
 @dataclass(frozen=True)
@@ -69,7 +61,7 @@ def inspect(path: str, other: str | None, asked: Asked, *, quiet: bool, as_json:
     size = SubspaceSize(asked.rank, DEFAULT_ENERGY if asked.energy is None else asked.energy)
     target = None if asked.figure is None else local_path(asked.figure)
     if target is not None:
-        _check_figure(target)
+        check_figure(target)
     if is_statistics_file(path):
         merged, base, tasks = None, None, _open_statistics_alone(path, other, asked)
     else:
@@ -79,7 +71,7 @@ def inspect(path: str, other: str | None, asked: Asked, *, quiet: bool, as_json:
         bars.stage("decomposing", prepared.num_bytes)
         view = prepared.run(bars.advance)
     if target is not None:
-        _write_figure(view, target)
+        write_figure(view, target)
     if as_json:
         print(json.dumps(_content(view, path, tasks), indent=2))
         return
@@ -225,7 +217,7 @@ def _show_layers(view: "SubspaceView") -> None:
         ranks = [(found.effective_rank, found.rank) for found in layer.spectra]
         ranks = ranks if each else [min(ranks), max(ranks)]
         cells = (f"{effective:.1f} ({k})" for effective, k in ranks)
-        overlaps = _number(layer.mean_overlap), _number(layer.mean_at_random)
+        overlaps = number(layer.mean_overlap), number(layer.mean_at_random)
         rows.append((layer.name, str(len(layer.weights)), str(layer.dim), *cells, *overlaps))
     names = view.tasks if each else ("lowest", "highest")
     display.show_table(("", "shared by", "dim", *names, "overlap", "at random"), rows, title)
@@ -250,7 +242,7 @@ def _show_overlaps(view: "SubspaceView") -> None:
         others = [b for b in range(len(view.tasks)) if b != a]
         expected = [view.overlap_at_random(a, b) for b in others]
         cells = [_heat_cell(view.overlap(a, b)) for b in range(len(view.tasks))]
-        table.add_row(Text(f"{a + 1} {name}"), *cells, _number(mean(expected)))
+        table.add_row(Text(f"{a + 1} {name}"), *cells, number(mean(expected)))
     console = display.stdout
     if not console.is_terminal:
         console = Console(highlight=False, width=10_000)
@@ -277,7 +269,7 @@ def _show_distances(view: "SubspaceView") -> None:
     means = [(name, view.mean_distance(i)) for i, name in enumerate(view.tasks)]
     display.show_table(
         ("", "inside", "outside", "share inside", "at random", "change of outputs"),
-        [(name, *(_number(m[key], form) for key, form in forms.items())) for name, m in means],
+        [(name, *(number(m[key], form) for key, form in forms.items())) for name, m in means],
         f"merged weights from each model's, in {size}, mean",
     )
     found = [(d, name) for i, name in enumerate(view.tasks) for d in view.distances(i)]
@@ -288,13 +280,9 @@ def _show_distances(view: "SubspaceView") -> None:
         display.stdout.print()
         display.show_table(
             ("", "task", "inside", "outside", "change of outputs"),
-            [(d.weight, n, *(_number(getattr(d, k), forms[k]) for k in keys)) for d, n in worst],
+            [(d.weight, n, *(number(getattr(d, k), forms[k]) for k in keys)) for d, n in worst],
             "weights whose outputs change most",
         )
-
-
-def _number(value: float, form: str = "{:.2f}") -> str:
-    return "-" if math.isnan(value) else form.format(value)
 
 
 def _content(view: "SubspaceView", path: str, tasks: "Sequence[Task]") -> dict[str, Any]:
@@ -358,133 +346,3 @@ def _without_nan(content: Any) -> Any:
     if isinstance(content, (list, tuple)):
         return [_without_nan(value) for value in content]
     return None if isinstance(content, float) and math.isnan(content) else content
-
-
-def _check_figure(target: Path) -> None:
-    """Refuse a figure that cannot be drawn or written, before any work."""
-    from matsmerge.errors import OutputError
-
-    problems = []
-    if target.suffix not in _FIGURE_SUFFIXES:
-        expected = ", ".join(_FIGURE_SUFFIXES)
-        problems.append(f"{target}: a figure's name ends in one of {expected}")
-    if target.is_dir():
-        problems.append(f"{target}: is a folder, expected the name of a file to write")
-    if not target.absolute().parent.is_dir():
-        problems.append(f"{target.absolute().parent}: no such folder to write the figure into")
-    if problems:
-        raise OutputError(problems)
-    _matplotlib()
-
-
-def _matplotlib() -> Any:
-    from matsmerge.errors import OutputError
-
-    try:
-        importlib.import_module("matplotlib.figure")
-        return importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise OutputError(
-            f"--figure needs matplotlib, which cannot be imported ({error}); install it with "
-            "`pip install 'matsmerge[figures]'`"
-        ) from error
-
-
-def _write_figure(view: "SubspaceView", target: Path) -> None:
-    from matsmerge.errors import OutputError
-
-    matplotlib = _matplotlib()
-    drawn = io.BytesIO()
-    kind = "png" if target.suffix == ".png" else "svg"
-    # Without a date and random identifiers the same view gives the same bytes.
-    metadata = {"Date": None} if kind == "svg" else {}
-    with matplotlib.rc_context({"svg.hashsalt": "matsmerge", "font.size": 9}):
-        _draw(view, matplotlib).savefig(drawn, format=kind, dpi=150, metadata=metadata)
-    content = drawn.getvalue()
-    if target.suffix == ".html":
-        picture = content[content.index(b"<svg") :].decode()
-        head = '<!doctype html>\n<html lang="en"><meta charset="utf-8">'
-        content = f"{head}<title>Task parameter subspaces</title>\n{picture}</html>\n".encode()
-    try:
-        target.write_bytes(content)
-    except OSError as error:
-        raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
-
-
-def _draw(view: "SubspaceView", matplotlib: Any) -> Any:
-    """Spectra, overlaps and distances, side by side."""
-    num = len(view.tasks)
-    panels = [_draw_spectra]
-    panels += [_draw_overlaps] if num > 1 else []
-    panels += [_draw_distances] if view.relative_to is not None else []
-    height = max(3.8, 2.2 + 0.36 * num)
-    figure = matplotlib.figure.Figure(figsize=(4.6 * len(panels), height), layout="constrained")
-    for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        draw(axes, view)
-    return figure
-
-
-def _draw_spectra(axes: Any, view: "SubspaceView") -> None:
-    """Each task's eigenvalues: a thin line for every layer, and their median."""
-    import torch
-
-    widest = max(layer.dim for layer in view.layers)
-    for i, name in enumerate(view.tasks):
-        # A layer has nothing in directions beyond its own, so the median has no jumps there.
-        shares = torch.zeros(len(view.layers), widest, dtype=torch.float64)
-        for row, layer in zip(shares, view.layers, strict=True):
-            values = layer.spectra[i].eigenvalues
-            row[: layer.dim] = values / values.sum()
-        middle = shares.quantile(0.5, 0)
-        shares[shares == 0] = middle[middle == 0] = math.nan  # no place on a logarithmic scale
-        index = range(1, widest + 1)
-        style, colour = _LINES[i // len(_COLOURS) % len(_LINES)], _COLOURS[i % len(_COLOURS)]
-        axes.plot(index, shares.mT.numpy(), style, color=colour, alpha=0.3, linewidth=0.6)
-        axes.plot(index, middle.numpy(), style, color=colour, linewidth=1.8, label=_short(name))
-    axes.set(xscale="log", yscale="log", xlabel="direction", ylabel="share of the trace")
-    axes.set_title(f"Spectra of {len(view.layers)} layers, and their median", pad=_TITLE_PAD)
-    axes.legend(edgecolor="none", fontsize=8, loc="lower left")
-
-
-def _draw_overlaps(axes: Any, view: "SubspaceView") -> None:
-    from matsmerge.statistics.subspace_view import mean
-
-    num = range(len(view.tasks))
-    values = [[view.overlap(a, b) for b in num] for a in num]
-    axes.imshow(values, vmin=0, vmax=1, cmap="viridis")
-    for a in num:
-        for b in num:
-            ink = "white" if values[a][b] < 0.5 else "black"
-            text = _number(values[a][b])
-            axes.text(b, a, text, ha="center", va="center", color=ink, fontsize=8)
-    names = [_short(name) for name in view.tasks]
-    axes.set_xticks(num, names, rotation=45, ha="right", rotation_mode="anchor")
-    axes.set_yticks(num, names)
-    expected = mean(view.overlap_at_random(a, b) for a in num for b in num if a != b)
-    axes.set_title(f"Overlap of subspaces (at random {_number(expected)})", pad=_TITLE_PAD)
-
-
-def _draw_distances(axes: Any, view: "SubspaceView") -> None:
-    places = range(len(view.tasks))
-    means = [view.mean_distance(i) for i in places]
-    for key, shift, colour in (("inside", -0.2, _COLOURS[0]), ("outside", 0.2, _COLOURS[1])):
-        where = [place + shift for place in places]
-        bars = axes.barh(where, [m[key] for m in means], 0.38, color=colour, label=key)
-        axes.bar_label(bars, fmt="%.2f", padding=4, fontsize=7)
-    expected = [m["inside_at_random"] for m in means]
-    label = "inside, at random"
-    axes.vlines(expected, [p - 0.4 for p in places], places, color="black", lw=1.5, label=label)
-    axes.set_yticks(places, [_short(name) for name in view.tasks])
-    axes.invert_yaxis()
-    axes.margins(x=0.15)
-    size = r"$|W - W_\mathrm{base}|$" if view.relative_to == "base" else "$|W|$"
-    axes.set_xlabel(f"distance of the merged weights, in {size}")
-    axes.set_title("Inside and outside of the subspace", pad=_TITLE_PAD)
-    # Above the bars, which leave it no room, and below the title.
-    above = {"loc": "lower center", "bbox_to_anchor": (0.5, 0.98), "ncols": 3}
-    marks, *bars = zip(*axes.get_legend_handles_labels(), strict=True)
-    axes.legend(*zip(*bars, marks, strict=True), frameon=False, fontsize=8, **above)
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= _LABEL_LENGTH else f"{name[: _LABEL_LENGTH - 1]}…"

@@ -97,13 +97,28 @@ class _Check:
     peak_bytes: int
 
 
-def check_values(evidence: Sequence[Evidence], executor: Executor, progress: Progress) -> None:
-    """Read all statistics once: every number finite, no second moment clearly negative."""
-    checks = []
-    for one in evidence:
-        specs = one.statistics.arrays.specs
-        for name, spec in specs.items():
-            checks.append(_Check(one, name, 6 * 4 * max(1, spec.num_elements)))
+# The arrays that each kind of statistics is made of.
+_ARRAYS: Mapping[str, Sequence[str]] = {
+    "gram": ("inputs", "mean"),
+    "kfac": ("inputs", "mean", "outputs"),
+    "fisher": ("fisher",),
+    "block_fisher": ("block_fisher",),
+}
+
+
+def check_values(
+    evidence: Sequence[Evidence], methods: Iterable[Mats], executor: Executor, progress: Progress
+) -> None:
+    """Read what the methods use once: all of it finite, no second moment clearly negative."""
+    used = {array for m in methods for kind in m.needed_statistics for array in _ARRAYS[kind]}
+    checks = [
+        _Check(one, name, 6 * 4 * max(1, spec.num_elements))
+        for one in evidence
+        for name, spec in one.statistics.arrays.specs.items()
+        if name.split("/")[1] in used
+    ]
+    if not checks:
+        return
     progress.stage("checking statistics", sum(c.peak_bytes for c in checks))
     problems: list[str] = []
     for found, num_bytes in executor.map(_check, checks):

@@ -65,6 +65,12 @@ class PreparedMerge:
         return {at: f"iteration-{at}" for at in self.recipe.trajectory} or {FINAL: "."}
 
     @property
+    def methods(self) -> list[Mats]:
+        """Those that solve systems."""
+        methods = (p.rule.method for p in self.plan.parameters)
+        return list(dict.fromkeys(m for m in methods if isinstance(m, Mats)))
+
+    @property
     def otherwise(self) -> list[str]:
         """Parameters whose method solves systems, but has nothing for them."""
         solved = {n for job in self.plan.jobs if isinstance(job, SolveJob) for n in job.names}
@@ -246,7 +252,7 @@ def merge_in_memory(
     progress = progress or Silent()
     executor = executor or LocalExecutor()
     if not allow_nonfinite:
-        check_values(prepared.evidence, executor, progress)
+        check_values(prepared.evidence, prepared.methods, executor, progress)
     worker = Worker(prepared.alignment, allow_nonfinite, prepared.evidence)
     measured = measure(prepared.plan, worker, executor, progress)
     results = {
@@ -285,7 +291,7 @@ def merge_to_folder(
     layout = prepared.layout(max_shard_bytes)
     check_output(prepared, target, layout, overwrite=overwrite, resume=resume)
     if not allow_nonfinite:
-        check_values(prepared.evidence, executor, progress)
+        check_values(prepared.evidence, prepared.methods, executor, progress)
     inputs = _describe_inputs(prepared)
     identity = _identity(prepared, layout, inputs, allow_nonfinite)
     output = OutputFolder(target, layout, identity, list(prepared.models.values()))

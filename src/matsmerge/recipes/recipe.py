@@ -22,6 +22,8 @@ from matsmerge.errors import RecipeError, closest
 from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
+from matsmerge.methods.objectives.gram import Gram
+from matsmerge.recipes.model_data import ModelData, as_model_data
 
 # A number, or numbers spread evenly over the depth of the network.
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -150,6 +152,14 @@ class ModelEntry(_Strict):
         description="what `mats collect` wrote of this model; by default statistics.safetensors "
         "beside it, for methods that need it",
     )
+    data: Annotated[
+        ModelData | None,
+        BeforeValidator(as_model_data, json_schema_input_type=str | ModelData | None),
+    ] = Field(
+        None,
+        description="this model's data, or a task file, for methods with inputs: merged; a path, "
+        "or a path with options",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -236,7 +246,7 @@ class Recipe(_Strict):
 
     @model_validator(mode="after")
     def _makes_sense(self) -> "Recipe":
-        problems = [*self._duplicate_models()]
+        problems = [*self._duplicate_models(), *self._data_problems()]
         for where, spec in self.method_specs():
             problems += [f"{where}{p}" for p in self._method_problems(spec)]
         names = [entry.name for entry in self.models]
@@ -275,6 +285,42 @@ class Recipe(_Strict):
             for entry, place in zip(self.models, places, strict=True):
                 if place == _place(self.base):
                     yield f"{entry.model} is both a model and the base; list it as the base only"
+
+    def _data_problems(self) -> Iterable[str]:
+        """Data is given for all models where inputs are merged, and for none where they are not."""
+        methods = [spec.at_depth(0) for _, spec in self.method_specs()]
+        solving = [m for m in methods if isinstance(m, Mats)]
+        if not any(m.uses_merged_inputs for m in solving):
+            for entry in self.models:
+                if entry.data is not None:
+                    yield (
+                        f"the model {entry.name} has data, which only methods with inputs: merged "
+                        f"use, such as regmean++, and {self.method.name} does not; leave it out"
+                    )
+            return
+        for entry in self.models:
+            if entry.data is None:
+                yield (
+                    f"inputs: merged runs the models on their data while it merges them, and the "
+                    f"model {entry.name} has none; give it with data: / --data FILE"
+                )
+        held_out = any(s.solver.uses_held_out for m in solving for s in m.rounds)
+        for entry in self.models:
+            if entry.data is not None and held_out != (entry.data.held_out > 0):
+                yield (
+                    f"the model {entry.name}: stop: held_out needs a share of its data, say data: "
+                    "{path: FILE, held_out: 0.2}"
+                    if held_out
+                    else f"the model {entry.name}: held_out is for solvers with stop: held_out"
+                )
+        with_inputs = [m for m in solving if any(isinstance(s.objective, Gram) for s in m.rounds)]
+        if not all(m.uses_merged_inputs for m in with_inputs):
+            yield "inputs: merged must be said for all parameters with objective gram or kfac"
+        if self.trajectory:
+            yield (
+                "trajectory: with inputs: merged each number of iterations is a merge of its own, "
+                "since blocks see what those before them have become; leave out either"
+            )
 
     def _method_problems(self, spec: MethodSpec) -> Iterable[str]:
         method = spec.at_depth(0)
@@ -349,6 +395,8 @@ def _fields_at(location: Sequence[int | str]) -> list[str]:
     names = [part for part in location if isinstance(part, str)]
     if not names:
         return list(Recipe.model_fields)
+    if names[:2] == ["models", "data"]:
+        return ["path", *(name for name in ModelData.model_fields if name != "data")]
     if names[0] == "overrides" and "models" in names:
         return list(ModelOverride.model_fields)
     return list(classes.get(names[0], Recipe).model_fields)

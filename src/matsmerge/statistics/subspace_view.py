@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matsmerge.checkpoints.alignment import _match_prefix, matches
+from matsmerge.checkpoints.alignment import match_prefix, matches
 from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint, TensorSpec
 from matsmerge.errors import NonFiniteError, RecipeError, StatisticsError, closest
 from matsmerge.linalg.subspaces import (
@@ -301,7 +301,7 @@ def _names_in(base: Checkpoint | None, model: Checkpoint | None) -> dict[str, st
     if base is None or model is None:
         return {}
     table = {name: name for name in base.specs} | dict(base.aliases)
-    rename, _ = _match_prefix(model, table)
+    rename, _ = match_prefix(model, table)
     return {rename(name): name for name in table}
 
 

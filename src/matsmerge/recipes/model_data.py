@@ -1,0 +1,72 @@
+"""A model's own data in a recipe, for methods that run models on data while they merge."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator, model_serializer
+from pydantic_core import PydanticCustomError
+
+from matsmerge.errors import closest
+from matsmerge.statistics.data_collecting import Choice
+from matsmerge.statistics.options import Options, make_options
+from matsmerge.tasks.kinds import TASKS
+from matsmerge.tasks.task_file import TaskFile, read_task_file
+
+
+class ModelData(TaskFile):
+    """Where the data is, which examples to use and how to show them; as `mats collect` has it.
+
+    The path may be that of a task file (.yaml), which says the rest; what is given here counts.
+    """
+
+    data: str = Field(validation_alias="path", description="data, or a task file (.yaml)")
+    num_examples: int = Field(1000, ge=0, description="the first so many examples; 0: all")
+    shuffle: bool = Field(False, description="examples at random, not the first")
+    seed: int = Field(0, description="of what is random")
+    held_out: float = Field(0.0, ge=0, lt=1, description="share of the examples to stop by")
+    batch_size: int = Field(32, ge=1, description="examples at once, at most")
+    max_tokens: int = Field(4096, ge=1, description="tokens at once, at most, with padding")
+
+    @field_validator("task")
+    @classmethod
+    def _known(cls, task: str | None) -> str | None:
+        if task is not None and task not in TASKS:
+            raise PydanticCustomError(
+                "recipe", "there is no task '{task}'{hint}",
+                {"task": task, "hint": closest(task, TASKS)},
+            )  # fmt: skip
+        return task
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, handler: Any) -> dict[str, Any]:
+        values = handler(self)
+        return {"path": values.pop("data"), **values}
+
+    @property
+    def task_file(self) -> TaskFile:
+        """What is to be done with which data; reads the task file, if there is one."""
+        given = {k: getattr(self, k) for k in TaskFile.model_fields if k in self.model_fields_set}
+        if Path(self.data).suffix not in (".yaml", ".yml"):
+            return TaskFile(**given)
+        described = read_task_file(self.data)
+        return described.model_copy(update={k: v for k, v in given.items() if k != "data"})
+
+    def choice(self, described: TaskFile) -> Choice:
+        return Choice(
+            self.num_examples or None,
+            self.shuffle,
+            described.columns,
+            described.template,
+            self.batch_size,
+            self.max_tokens,
+        )
+
+    @property
+    def statistics_options(self) -> Options:
+        """How Gram matrices are collected."""
+        return make_options(statistics="gram", seed=self.seed, held_out=self.held_out)
+
+
+def as_model_data(value: Any) -> Any:
+    """A path alone is data with nothing else said about it."""
+    return {"path": str(value)} if isinstance(value, (str, Path)) else value

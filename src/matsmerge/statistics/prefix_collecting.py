@@ -1,0 +1,375 @@
+"""Gram matrices along a merged prefix: a model whose sections are merged one after the other.
+
+The inputs of block l for task m are what the merged blocks before it make of task m's data; within
+block l they are those of the task's own block (RegMean++, Nguyen et al., 2025, arXiv:2508.03121).
+There is one model in memory, into which weights are put as they are needed. Of each batch the
+output of the last merged block is held; merged blocks give it back instead of running, as
+quantisers do that go block by block. A section thus costs what is outside of the blocks and
+one block, not the whole model.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map
+
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, first_line
+from matsmerge.errors import DataError
+from matsmerge.statistics.collection import Collection
+from matsmerge.statistics.options import Options
+from matsmerge.statistics.sections import Outline, Section, Trace, find_sections, trace
+from matsmerge.statistics.statistics import Header, Map, Origin, Set, Statistics
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.task import Encoded, Task
+
+# Told of the examples that have gone through a section.
+Seen = Callable[[int], None]
+# Reads a tensor by the name that all models share.
+Load = Callable[[str], Tensor]
+
+
+class _EndOfSectionError(Exception):
+    """Not an error: the way out of a forward pass that has gone far enough."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+
+@dataclass
+class TaskData:
+    """One task's examples in batches, and how far the merged model has brought them."""
+
+    task: Task[Any]
+    batches: Sequence[tuple[str, Sequence[Encoded]]]  # each with the set it goes to
+    model: Origin
+    data: Origin
+    # For each batch and stack, the output of the stack's last merged block.
+    reached: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._places = {
+            example.number: (number, position)
+            for number, (_, batch) in enumerate(self.batches)
+            for position, example in enumerate(batch)
+        }
+        self._starts: dict[int, Sequence[int]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Go back to before the first block."""
+        self.reached = [{} for _ in self.batches]
+
+    @property
+    def num_examples(self) -> int:
+        return len(self._places)
+
+    @property
+    def num_held_bytes(self) -> int:
+        return sum(leaf.nbytes for leaf in _tensors(self.reached))
+
+    def first(self, num_examples: int) -> "TaskData":
+        """Some examples of the first batch, as one batch."""
+        to, batch = self.batches[0]
+        return TaskData(self.task, [(to, batch[:num_examples])], self.model, self.data)
+
+    def collated(self) -> Iterator[tuple[str, Batch]]:
+        for to, batch in self.batches:
+            yield to, self.task.collate(batch)
+
+    def hold(self, batch: Batch, stack: str, output: Any) -> None:
+        """Keep what a block gave for a whole batch, in the machine's own memory."""
+        number, _ = self._places[batch.examples[0]]
+        self._starts[number] = batch.first_sequences
+        self.reached[number][stack] = tree_map(
+            lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, output
+        )
+
+    def held_for(self, batch: Batch, device: torch.device) -> dict[str, Any]:
+        """What is held for a batch, or for some examples of one; copies, to be done with freely."""
+        places = [self._places[number] for number in batch.examples]
+        number = places[0][0]
+        if not self.reached[number]:
+            return {}
+        starts = self._starts[number]
+        positions = [position for _, position in places]
+        is_whole = positions == list(range(len(starts) - 1))
+        chosen = [s for p in positions for s in range(starts[p], starts[p + 1])]
+
+        def copied(leaf: Any) -> Any:
+            if not isinstance(leaf, Tensor):
+                return leaf
+            if not is_whole and leaf.ndim and len(leaf) == starts[-1]:
+                leaf = leaf[chosen]
+            return leaf.to(device, copy=True)
+
+        return {stack: tree_map(copied, output) for stack, output in self.reached[number].items()}
+
+
+class PrefixModel:
+    """A model in the making, replayed section by section.
+
+    `names` maps its parameters and buffers to the names that all models share; what is not in it
+    stays as it is.
+    """
+
+    def __init__(self, model: nn.Module, names: Mapping[str, str], data: TaskData) -> None:
+        self.model = model.eval()
+        for module in model.modules():  # what a cache holds would be of blocks that do not run
+            if getattr(getattr(module, "config", None), "use_cache", False):
+                module.config.use_cache = False  # type: ignore[union-attr]
+        self.names = names
+        self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+        self._held: dict[str, Any] = {}
+        self.outline: Outline = find_sections(model, self._trace(data))
+
+    def put(self, tensors: Iterable[str], load: Load) -> None:
+        """Put values in place of a section's own."""
+        with torch.no_grad():
+            for name in tensors:
+                if name in self.names:
+                    self._tensors[name].copy_(load(self.names[name]))
+
+    def spec(self, tensor: str) -> TensorSpec:
+        found = self._tensors[tensor]
+        return TensorSpec(found.dtype, tuple(found.shape))
+
+    def collect(
+        self,
+        section: Section | None,
+        data: TaskData,
+        stored: Mapping[str, str],
+        options: Options,
+        seen: Seen = lambda _: None,
+    ) -> Statistics:
+        """Gram matrices of a section on what has been reached; of tied weights without a section.
+
+        `stored` are the names of shared names in the task's own checkpoint. Weights that several
+        sections use are needed before what they will receive is known: theirs is what they
+        receive in the model as it is now.
+        """
+        tensors = self.outline.tied if section is None else section.tensors
+        names = {n: stored[self.names[n]] for n in tensors if n in self.names}
+        collection = Collection(self.model, options, self._runner(data), names)
+        with self._until(section), collection.running():
+            for to, batch in data.collated():
+                seen(collection.add(batch, to))
+            return collection.statistics(data.model, (data.data,))
+
+    def advance(self, section: Section, data: TaskData, seen: Seen = lambda _: None) -> None:
+        """Run a block as it is now on what has been reached, and hold what it gives."""
+        assert section.block is not None
+        run = self._runner(data)
+        device = next(self.model.parameters()).device
+        with self._until(section), torch.no_grad():
+            for _, batch in data.collated():
+                output = run(self.model, batch.to(device))
+                data.hold(batch, self.outline.blocks[section.start].stack, output)
+                seen(len(batch.examples))
+
+    def rehearse(
+        self, data: TaskData, stored: Mapping[str, str], options: Options
+    ) -> "dict[int | None, Statistics]":
+        """Go through all sections once, for little data, with the values that are there.
+
+        Returns the shape of what each will have: statistics whose arrays cannot be read, by the
+        number of the section, and by None those of tied weights. Refuses a model in which a block
+        receives more from blocks than the last one's output.
+        """
+        expected = self._trace(data).outputs
+        found = {}
+        data.begin()
+        for number, section in enumerate((None, *self.outline.sections)):
+            tensors = self.outline.tied if section is None else section.tensors
+            if any(n in self.names for n in tensors):
+                statistics = self.collect(section, data, stored, options)
+                found[number - 1 if number else None] = without_values(statistics)
+            if section is not None and section.block is not None:
+                self.advance(section, data)
+                stack = self.outline.blocks[section.start].stack
+                if not _is_close(data.reached[0][stack], expected[section.block][0]):
+                    raise DataError(
+                        f"{type(self.model).__name__}: '{section.block}' looks at more than the "
+                        "output of the block before it, so it cannot be merged along its blocks; "
+                        "use inputs: own"
+                    )
+        data.begin()
+        return found
+
+    def _trace(self, data: TaskData) -> Trace:
+        [(_, batch)] = data.collated()
+        device = next(self.model.parameters()).device
+        try:
+            return trace(self.model, lambda: self.model(**batch.to(device).inputs))
+        except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+            raise DataError(
+                f"{data.data.name}: cannot be shown to a {type(self.model).__name__}, the class of "
+                f"the first model ({first_line(error)}); models that are merged along their "
+                "blocks must take the same kind of input"
+            ) from error
+
+    def _runner(self, data: TaskData) -> Callable[[nn.Module, Any], Any]:
+        device = next(self.model.parameters()).device
+
+        def run(model: nn.Module, batch: Batch) -> Any:
+            self._held = data.held_for(batch, device)
+            try:
+                return model(**batch.inputs)
+            except _EndOfSectionError as end:
+                return end.value
+            finally:
+                self._held = {}
+
+        return run
+
+    @contextmanager
+    def _until(self, section: Section | None) -> Iterator[None]:
+        """Have blocks before a section give what is held, and forward passes end with it."""
+        if section is None:
+            yield
+            return
+        blocks = self.outline.blocks
+        changed: dict[str, Callable[..., Any]] = {
+            block.module: self._replay(block.stack) for block in blocks[: section.start]
+        }
+        if section.block is not None:
+            changed[section.block] = _run_and_end(self.model.get_submodule(section.block))
+        elif section.start < len(blocks):
+            changed[blocks[section.start].module] = _end
+        modules = {name: self.model.get_submodule(name) for name in changed}
+        for name, forward in changed.items():
+            vars(modules[name])["forward"] = forward
+        try:
+            yield
+        finally:
+            for module in modules.values():
+                del vars(module)["forward"]
+
+    def _replay(self, stack: str) -> Callable[..., Any]:
+        def give(*_: Any, **__: Any) -> Any:
+            # All merged blocks of a stack give what the last one gave: only that is looked at.
+            return self._held[stack]
+
+        return give
+
+
+def _run_and_end(module: nn.Module) -> Callable[..., Any]:
+    own = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        raise _EndOfSectionError(own(*args, **kwargs))
+
+    return forward
+
+
+def _end(*args: Any, **kwargs: Any) -> Any:
+    raise _EndOfSectionError((args, kwargs))
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_flatten(tree)[0] if isinstance(leaf, Tensor)]
+
+
+def _is_close(found: Any, expected: Any) -> bool:
+    ours, theirs = _tensors(found), _tensors(expected)
+    return len(ours) == len(theirs) and all(
+        a.shape == b.shape
+        and torch.allclose(a.double(), b.double().cpu(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+class _Joined(Checkpoint):
+    """Arrays of several checkpoints, or of none: then only their shapes are known."""
+
+    def __init__(
+        self,
+        label: str,
+        specs: Mapping[str, TensorSpec],
+        places: Mapping[str, tuple[Checkpoint, str]],
+    ) -> None:
+        self.label, self.specs, self.aliases = label, specs, {}
+        self._places = places
+
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        arrays, own_name = self._places[name]
+        arrays.read_into(buffer, own_name, start)
+
+
+def without_values(statistics: Statistics) -> Statistics:
+    """What statistics say of themselves; the arrays are let go."""
+    arrays = statistics.arrays
+    return Statistics(statistics.header, _Joined(arrays.label, arrays.specs, {}))
+
+
+def put_together(parts: Sequence[Statistics]) -> Statistics:
+    """The statistics of a model's sections as those of the whole; sections share no inputs."""
+    first = parts[0].header
+    places = {name: (p.arrays, name) for p in parts for name in p.arrays.specs}
+    specs = {name: arrays.specs[name] for name, (arrays, _) in places.items()}
+    sets = {
+        of: Set(
+            num_examples=s.num_examples,
+            num_rows={k: n for p in parts for k, n in p.header.sets[of].num_rows.items()},
+        )
+        for of, s in first.sets.items()
+    }
+    header = _changed(
+        first,
+        maps=tuple(m for p in parts for m in p.header.maps),
+        sets=sets,
+        forms={name: form for p in parts for name, form in p.header.forms.items()},
+        aliases={name: kept for p in parts for name, kept in p.header.aliases.items()},
+    )
+    return Statistics(header, _Joined(parts[0].arrays.label, specs, places))
+
+
+def with_own(inputs: Statistics, own: Statistics) -> Statistics:
+    """The second moments of inputs in `inputs`, and all else of a model's own statistics.
+
+    That is how K-FAC goes along a prefix: its input factors are the merged model's, its output
+    factors, which would need a backward pass through all later blocks, the model's own.
+    """
+    places = {name: (inputs.arrays, name) for name in inputs.arrays.specs}
+    for name in own.arrays.specs:
+        if name.split("/")[1] in ("fisher", "block_fisher"):
+            places[name] = own.arrays, name
+    forms = dict(inputs.header.forms)
+    maps = []
+    for m in inputs.header.maps:
+        other = _map_like(m, own.header.maps)
+        maps.append(m.model_copy(update={"outputs": other is not None and other.outputs}))
+        for of in own.header.sets:
+            if other is not None and own.has(f"outputs/{other.module}", of):
+                key = f"{of}/outputs/{m.module}"
+                places[key] = own.arrays, f"{of}/outputs/{other.module}"
+    forms |= {
+        name: own.header.forms[own_name]
+        for name, (arrays, own_name) in places.items()
+        if arrays is own.arrays
+    }
+    sets = {
+        of: Set(
+            num_examples=s.num_examples,
+            num_rows=inputs.header.sets[of].num_rows if of in inputs.header.sets else {},
+        )
+        for of, s in own.header.sets.items()
+    }
+    specs = {name: arrays.specs[own_name] for name, (arrays, own_name) in places.items()}
+    aliases = {**own.header.aliases, **inputs.header.aliases}
+    header = _changed(own.header, maps=tuple(maps), sets=sets, forms=forms, aliases=aliases)
+    return Statistics(header, _Joined(own.arrays.label, specs, places))
+
+
+def _map_like(m: Map, others: Sequence[Map]) -> Map | None:
+    """The same map in statistics of a model whose modules may have other names."""
+    found = [o for o in others if (o.weight, o.layout) == (m.weight, m.layout)]
+    return next((o for o in found if o.module == m.module), found[0] if len(found) == 1 else None)
+
+
+def _changed(header: Header, **changes: Any) -> Header:
+    return header.model_copy(update=changes)
