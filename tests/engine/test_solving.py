@@ -235,6 +235,16 @@ def test_an_objective_without_its_statistic(folders: list[Path]) -> None:
         matsmerge.merge(folders[1:], folders[0], "mats", stop="held_out")
 
 
+def test_held_out_sets_must_have_every_layer(folders: list[Path]) -> None:
+    def without(arrays: dict[str, torch.Tensor], header: dict[str, Any]) -> None:
+        del arrays["held_out/inputs/second"], header["forms"]["held_out/inputs/second"]
+
+    edited(folders[2] / "statistics.safetensors", without)
+    matsmerge.merge(folders[1:], folders[0], "mats")
+    with pytest.raises(StatisticsError, match=r"m1.*has no inputs/second"):
+        matsmerge.merge(folders[1:], folders[0], "mats", stop="held_out")
+
+
 def test_kfac_brings_the_gram_along() -> None:
     statistics = [
         matsmerge.collect(m, make_batches(i), "kfac", loss=loss) for i, m in enumerate(MODELS)

@@ -36,7 +36,7 @@ from matsmerge.statistics.statistics_file import open_statistics
 Run = Callable[..., tuple[int, str, str]]
 Rows = list[dict[str, Any]]
 
-WORDS = "a b c d e f g h".split()
+WORDS = ["a", "b", "c", "d", "e", "f", "g", "h"]
 
 
 def sentences(seed: int, num: int = 12) -> list[str]:

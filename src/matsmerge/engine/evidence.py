@@ -25,6 +25,14 @@ _NEGATIVE = -1e-3  # an eigenvalue below this share of the largest is no roundin
 
 StatisticsSource = str | Path | Statistics
 
+# The arrays that each kind of statistics is made of.
+_ARRAYS: Mapping[str, Sequence[str]] = {
+    "gram": ("inputs", "mean"),
+    "kfac": ("inputs", "mean", "outputs"),
+    "fisher": ("fisher",),
+    "block_fisher": ("block_fisher",),
+}
+
 
 def gather_evidence(
     recipe: Recipe,
@@ -86,6 +94,15 @@ def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> It
             yield f"{label}: has no held-out set to stop by; collect again with --held-out 0.2"
         elif header.sets[name].num_examples == 0:
             yield f"{label}: was collected from no examples ({name}); collect again"
+    if held_out and HELD_OUT in header.sets:
+        used = {array for kind in kinds for array in _ARRAYS[kind]}
+        for name in header.forms:
+            of, kind, rest = name.split("/", 2)
+            if of == MAIN and kind in used and f"{HELD_OUT}/{kind}/{rest}" not in header.forms:
+                yield (
+                    f"{label}: the held-out set has no {kind}/{rest}, which no held-out example "
+                    "used; hold out more of them (mats collect --held-out)"
+                )
 
 
 @dataclass(frozen=True)
@@ -95,15 +112,6 @@ class _Check:
     evidence: Evidence
     name: str
     peak_bytes: int
-
-
-# The arrays that each kind of statistics is made of.
-_ARRAYS: Mapping[str, Sequence[str]] = {
-    "gram": ("inputs", "mean"),
-    "kfac": ("inputs", "mean", "outputs"),
-    "fisher": ("fisher",),
-    "block_fisher": ("block_fisher",),
-}
 
 
 def check_values(

@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from matsmerge.linalg.eigenbasis import Decompose, decompose, dense, rounding_level, solve_by_filter
-from matsmerge.linalg.operators import Operator
 from matsmerge.linalg.system import Solution, Status, System
 
 _POWER_STEPS = 8
@@ -60,12 +59,3 @@ def _checked(system: System, correction: Tensor, status: Status) -> Solution:
         system.relative(float(left.norm())),
         system.objective_at(correction, left),
     )
-
-
-def has_closed_form(operator: Operator) -> bool:
-    """Is its sum of a kind that can be divided by?"""
-    from matsmerge.linalg.operators import Diagonal, Gram, Identity, LowRank, Sum
-
-    if isinstance(operator, Sum):
-        return all(isinstance(term, (Gram, LowRank)) for term in operator.terms)
-    return isinstance(operator, (Identity, Diagonal, Gram, LowRank))

@@ -134,8 +134,7 @@ def _joined_bias(subject: Subject, maps: Sequence[Sequence[Map]]) -> str | None:
     names = set()
     problems = []
     for one, own in zip(subject.evidence, maps, strict=True):
-        shared = {n: name for name in one.names for n in one.names_of(name)}
-        names |= {shared.get(m.bias) if m.bias else None for m in own}
+        names |= {one.shared.get(m.bias) if m.bias else None for m in own}
         problems += [
             f"{one.label}: the mean input of '{m.module}' was not kept, which joining its bias "
             "needs; collect without --no-bias, or merge without joined biases"

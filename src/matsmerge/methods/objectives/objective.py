@@ -7,6 +7,7 @@ While it runs, it makes one model's operator at a time.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
@@ -60,8 +61,8 @@ class Evidence:
 
         An embedding that is also the output layer is merged as the latter.
         """
-        names = self.names_of(parameter)
-        found = [m for m in self.statistics.header.maps if m.weight in names]
+        names = dict.fromkeys(self.names_of(parameter))
+        found = [m for name in names for m in self._maps.get(name, ())]
         others = [m for m in found if m.layout != "embedding"]
         return others or found
 
@@ -70,6 +71,18 @@ class Evidence:
         name, aliases = self.names[parameter], self.statistics.header.aliases
         kept = aliases.get(name, name)
         return [name, kept, *(other for other, of in aliases.items() if of == kept)]
+
+    @cached_property
+    def shared(self) -> dict[str, str]:
+        """The shared name of every name in the statistics."""
+        return {own: name for name in self.names for own in self.names_of(name)}
+
+    @cached_property
+    def _maps(self) -> dict[str, list[Map]]:
+        maps: dict[str, list[Map]] = {}
+        for m in self.statistics.header.maps:
+            maps.setdefault(m.weight, []).append(m)
+        return maps
 
 
 @dataclass(frozen=True)
