@@ -71,6 +71,15 @@ def with_head(state: State, num_labels: int) -> State:
     }
 
 
+def test_buffers_that_only_the_base_has_are_not_used(make_state: Make) -> None:
+    models = [make_state(1), make_state(2)]
+    for model in models:
+        del model["position_ids"]
+    with pytest.warns(UserWarning, match="not used: position_ids"):
+        merged = matsmerge.merge(models, make_state(0), "task_arithmetic", scale=0.5)
+    assert merged.keys() == models[0].keys()
+
+
 def test_heads_by_pattern(make_state: Make, tmp_path: Path) -> None:
     a, b = with_head(make_state(1), 3), with_head(make_state(2), 3)
     out = matsmerge.merge({"a": a, "b": b}, heads="classifier.*", out=tmp_path / "out")

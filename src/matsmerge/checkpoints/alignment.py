@@ -96,6 +96,9 @@ def align(
             f"lacks them): {', '.join(sorted(found))}"
         )
 
+    unused = _unused_buffers(base, tables)
+    if unused:
+        notes.append(f"buffers of the base that no model has, not used: {', '.join(unused)}")
     problems = _differences(everyone, tables, dtype)
     if problems:
         raise AlignmentError(problems)
@@ -116,6 +119,21 @@ def align(
         tied=tied,
         notes=tuple(notes),
     )
+
+
+def _unused_buffers(base: Checkpoint | None, tables: Mapping[str, dict[str, str]]) -> list[str]:
+    """Drop integer buffers that only the base has; position ids are no longer saved, say."""
+    if base is None:
+        return []
+    others = [table for name, table in tables.items() if name != "base"]
+    unused = [
+        name
+        for name, target in tables["base"].items()
+        if base.specs[target].dtype in EXACT_DTYPES and not any(name in t for t in others)
+    ]
+    for name in unused:
+        del tables["base"][name]
+    return unused
 
 
 def _own_names(own: Mapping[str, str], checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -90,7 +90,8 @@ class StoredCheckpoint(Checkpoint):
                 os.close(self._descriptors.popitem()[1])
 
     def __del__(self) -> None:
-        if hasattr(self, "_descriptors"):
+        # At the end of the interpreter `os` may be gone, and the files are closed by then.
+        if hasattr(self, "_descriptors") and os is not None:
             self.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -111,7 +111,11 @@ class _Check:
 
     evidence: Evidence
     name: str
-    peak_bytes: int
+    num_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        return 6 * self.num_bytes  # as a full matrix, and what looking at it takes
 
 
 def check_values(
@@ -120,14 +124,14 @@ def check_values(
     """Read what the methods use once: all of it finite, no second moment clearly negative."""
     used = {array for m in methods for kind in m.needed_statistics for array in _ARRAYS[kind]}
     checks = [
-        _Check(one, name, 6 * 4 * max(1, spec.num_elements))
+        _Check(one, name, spec.num_bytes)
         for one in evidence
         for name, spec in one.statistics.arrays.specs.items()
         if name.split("/")[1] in used
     ]
     if not checks:
         return
-    progress.stage("checking statistics", sum(c.peak_bytes for c in checks))
+    progress.stage("checking statistics", sum(c.num_bytes for c in checks))
     problems: list[str] = []
     for found, num_bytes in executor.map(_check, checks):
         problems += found
@@ -158,7 +162,7 @@ def _check(check: _Check) -> tuple[list[str], int]:
                 f"{label}: array '{check.name}' has an eigenvalue of {lowest:.2g} times its "
                 f"largest, but a second moment has none below zero; {advice}"
             )
-    return problems, check.peak_bytes
+    return problems, check.num_bytes
 
 
 def lowest_eigenvalue(matrix: Tensor) -> float:
