@@ -30,7 +30,8 @@ from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.engine.executor import LocalExecutor
 from matsmerge.engine.machine import format_bytes, keep_freed_memory, parse_bytes
-from matsmerge.engine.merging import merge_to_folder, prepare
+from matsmerge.engine.merging import merge_to_folder
+from matsmerge.engine.preparing import prepare
 from matsmerge.linalg.triangle import pack_upper
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.options import Options

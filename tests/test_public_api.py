@@ -44,8 +44,8 @@ def test_errors_are_one_tree() -> None:
 
 def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.merge).parameters) == [
-        "models", "base", "method", "out", "statistics", "weights", "overrides", "heads", "dtype",
-        "allow_nonfinite", "force", "overwrite", "resume", "parameters",
+        "models", "base", "method", "out", "statistics", "data", "weights", "overrides", "heads",
+        "dtype", "allow_nonfinite", "force", "overwrite", "resume", "parameters",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.merge_trajectory).parameters) == [
         "models", "base", "method", "iterations", "statistics", "weights", "overrides", "heads",

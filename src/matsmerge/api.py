@@ -3,20 +3,24 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.opening import Source, local_path
 from matsmerge.engine.evidence import StatisticsSource
-from matsmerge.engine.merging import PreparedMerge, merge_in_memory, merge_to_folder, prepare
+from matsmerge.engine.merging import merge_in_memory, merge_to_folder
 from matsmerge.engine.output_folder import check_target
+from matsmerge.engine.preparing import PreparedMerge, prepare
 from matsmerge.errors import RecipeError, closest
 from matsmerge.recipes.recipe import make_recipe, short_names
 
 Models = Sequence[Source] | Mapping[str, Source]
 AllStatistics = Sequence[StatisticsSource] | Mapping[str, StatisticsSource]
+# A path, or a mapping with `path` and options, for each model.
+DataSource = str | Path | Mapping[str, Any]
+AllData = Sequence[DataSource] | Mapping[str, DataSource]
 
 
 @overload
@@ -27,6 +31,7 @@ def merge(
     *,
     out: None = None,
     statistics: AllStatistics | None = None,
+    data: AllData | None = None,
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
@@ -43,6 +48,7 @@ def merge(
     *,
     out: str | Path,
     statistics: AllStatistics | None = None,
+    data: AllData | None = None,
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
@@ -60,6 +66,7 @@ def merge(
     *,
     out: str | Path | None = None,
     statistics: AllStatistics | None = None,
+    data: AllData | None = None,
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
@@ -76,14 +83,18 @@ def merge(
     `models` may be a mapping from names, which then name the files in `heads/`; `parameters` are
     the method's own, as in `merge(models, base, "task_arithmetic", scale=0.3)`. `statistics` are
     what `collect` returned or wrote, in the order of the models or by their names; with `force`
-    also those of other models. What is decided without being asked, such as parameters kept apart
+    also those of other models. `data` is what methods with `inputs="merged"`, such as `regmean++`,
+    run the models on: for each a file, or a mapping with `path` and what `mats collect` has as
+    options. What is decided without being asked, such as parameters kept apart
     as heads, is said as a warning.
     """
     recipe = {"overrides": list(overrides), "heads": heads, "dtype": dtype}
     target = None if out is None else local_path(out)
     if target is not None:
         check_target(target, 0, {}, overwrite=overwrite, resume=resume)
-    prepared = _prepare(models, base, method, parameters, statistics, weights, recipe, force=force)
+    prepared = _prepare(
+        models, base, method, parameters, statistics, weights, recipe, force=force, data=data
+    )
     if target is None:
         return merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)[None]
     return merge_to_folder(
@@ -134,6 +145,7 @@ def _prepare(
     recipe: Mapping[str, Any],
     *,
     force: bool,
+    data: AllData | None = None,
 ) -> PreparedMerge:
     named = dict(models) if isinstance(models, Mapping) else _named(models)
     if weights is not None and len(weights) != len(named):
@@ -141,6 +153,7 @@ def _prepare(
     _refuse_twice(named)
     spec = {"name": method} if isinstance(method, str) else dict(method)
     heads = recipe["heads"]
+    data_of: dict[str, DataSource] = _by_name("data", data, list(named))
     checked = make_recipe(
         {
             **recipe,
@@ -149,6 +162,7 @@ def _prepare(
                     "model": str(source) if isinstance(source, (str, Path)) else name,
                     "name": name,
                     "weight": weight,
+                    "data": data_of.get(name),
                 }
                 for (name, source), weight in zip(
                     named.items(), weights or [1.0] * len(named), strict=True
@@ -162,7 +176,7 @@ def _prepare(
     prepared = prepare(
         checked,
         named | ({} if base is None else {"base": base}),
-        _by_name(statistics, list(named)),
+        _by_name("statistics", statistics, list(named)),
         force=force,
     )
     for note in prepared.notes:
@@ -170,22 +184,28 @@ def _prepare(
     return prepared
 
 
-def _by_name(statistics: AllStatistics | None, names: Sequence[str]) -> dict[str, StatisticsSource]:
-    if statistics is None:
+T = TypeVar("T")
+
+
+def _by_name(
+    what: str, given: Sequence[T] | Mapping[str, T] | None, names: Sequence[str]
+) -> dict[str, T]:
+    """What was given for each model, in their order or by their names."""
+    if given is None:
         return {}
-    if isinstance(statistics, Mapping):
+    if isinstance(given, Mapping):
         unknown = [
-            f"statistics: there is no model '{name}'{closest(name, names)}"
-            for name in statistics
+            f"{what}: there is no model '{name}'{closest(name, names)}"
+            for name in given
             if name not in names
         ]
         if unknown:
             raise RecipeError(unknown)
-        return dict(statistics)
-    if isinstance(statistics, (str, Path)) or len(statistics) != len(names):
-        num = 1 if isinstance(statistics, (str, Path)) else len(statistics)
-        raise RecipeError(f"{num} statistics for {len(names)} models; give one for each, in order")
-    return dict(zip(names, statistics, strict=True))
+        return dict(given)
+    if isinstance(given, (str, Path)) or len(given) != len(names):
+        num = 1 if isinstance(given, (str, Path)) else len(given)
+        raise RecipeError(f"{num} {what} for {len(names)} models; give one for each, in order")
+    return dict(zip(names, given, strict=True))
 
 
 def _named(models: Sequence[Source]) -> dict[str, Source]:

@@ -117,7 +117,7 @@ def test_a_recipe_with_stages(mats: Run, arguments: list[str], tmp_path: Path) -
     code, text, error = mats("merge", recipe, "--dry-run")
     assert code == 0, error
     assert "gram by" in text
-    assert "then kfac by" in text
+    assert "then kfac(bias=True) by" in text
     code, text, error = mats("merge", recipe, "--out", tmp_path / "out")
     assert code == 0, error
     assert "gram" in text

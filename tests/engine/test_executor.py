@@ -15,7 +15,8 @@ from safetensors.torch import save_file
 
 import matsmerge
 from matsmerge.engine.executor import LocalExecutor
-from matsmerge.engine.merging import merge_to_folder, prepare
+from matsmerge.engine.merging import merge_to_folder
+from matsmerge.engine.preparing import prepare
 from matsmerge.recipes.recipe import make_recipe
 
 

@@ -17,8 +17,9 @@ import matsmerge
 from matsmerge import RecipeError, StatisticsError
 from matsmerge.engine import worker
 from matsmerge.engine.evidence import lowest_eigenvalue
-from matsmerge.engine.merging import merge_to_folder, prepare
+from matsmerge.engine.merging import merge_to_folder
 from matsmerge.engine.output_folder import staging_path
+from matsmerge.engine.preparing import prepare
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.statistics_file import save_statistics
 

@@ -131,7 +131,8 @@ def test_output_dtype_and_shards(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
 
-    from matsmerge.engine.merging import merge_to_folder, prepare
+    from matsmerge.engine.merging import merge_to_folder
+    from matsmerge.engine.preparing import prepare
     from matsmerge.recipes.recipe import make_recipe
 
     recipe = make_recipe({"models": list(map(str, paths)), "method": "average"})

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from matsmerge.linalg.closed_form import has_closed_form, solve_diagonal, solve_gram
+from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
 from matsmerge.linalg.eigenbasis import decompose, dense, solve_by_filter
 from matsmerge.linalg.operators import (
     Diagonal,
@@ -17,7 +17,6 @@ from matsmerge.linalg.operators import (
     Kronecker,
     LowRank,
     Operator,
-    Sum,
 )
 from matsmerge.linalg.system import Solution, Status, System, make_system
 
@@ -265,7 +264,6 @@ def test_low_ranks_add_up_to_a_gram(
     ]
     terms.append((Gram(torch.eye(num_in, dtype=F64)), start))  # and with one given whole
     system = make_system(terms, start)
-    assert has_closed_form(system.operator)
     grams = [*(z.T @ z / len(z) for z in rows), torch.eye(num_in, dtype=F64)]
     expected = DenseSystem([as_blocks(g, num_out) for g in grams], [*weights, start], start)
     solution = solve(system, stored=F64)
@@ -383,22 +381,3 @@ def test_ill_conditioned_grams_are_solved_in_float64() -> None:
         assert float((coarse.correction @ lowest).norm()) < 1e-6
         highest = q[:, values > 1e-5]
         torch.testing.assert_close(coarse.correction @ highest, mean @ highest, rtol=0, atol=1e-8)
-
-
-HAVE_CLOSED_FORMS: list[tuple[Operator, bool]] = [
-    (Identity(), True),
-    (Diagonal(torch.ones(2)), True),
-    (Gram(torch.eye(2)), True),
-    (LowRank(torch.ones(1, 2)), True),
-    (LowRank(torch.ones(1, 2)) + LowRank(torch.ones(1, 2)), True),
-    (LowRank(torch.ones(1, 2)) + Gram(torch.eye(2)), True),
-    (Gram(torch.eye(2)) + Identity(), True),
-    (Gram(torch.eye(2)) + Diagonal(torch.ones(3, 2)), False),
-    (Kronecker(torch.eye(3), torch.eye(2)), False),
-    (Sum((Gram(torch.eye(2)), Kronecker(torch.eye(3), torch.eye(2)))), False),
-]
-
-
-@pytest.mark.parametrize(("operator", "expected"), HAVE_CLOSED_FORMS)
-def test_which_operators_have_closed_forms(operator: Operator, expected: bool) -> None:
-    assert has_closed_form(operator) is expected

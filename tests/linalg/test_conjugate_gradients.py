@@ -25,6 +25,7 @@ from matsmerge.linalg.operators import (
     LowRank,
     Operator,
 )
+from matsmerge.linalg.rounding import without_negative
 from matsmerge.linalg.system import Limits, Solution, Status, System, make_system
 
 few = settings(max_examples=15, deadline=None)
@@ -261,13 +262,21 @@ def test_kept_iterates_are_those_of_shorter_runs() -> None:
         assert len(solution.trace.residuals) == len(solution.trace.objectives) == 41
 
 
-def test_the_system_is_left_as_it_was() -> None:
-    case = kroneckers(0, (6, 7), 3, 100)
+@pytest.mark.parametrize("dtype", [torch.float32, F64])
+def test_the_system_is_left_as_it_was(dtype: torch.dtype) -> None:
+    case = kroneckers(0, (6, 7), 3, 100, dtype)
+    factors = [
+        factor
+        for operator in case.operators
+        if isinstance(operator, Kronecker)
+        for factor in (operator.outputs, operator.inputs)
+    ]
     system = case.system()
-    before = system.residual.clone()
-    conjugate_gradients(system, Limits(30))
-    solve_kronecker_sum(system, Limits(30))
-    assert torch.equal(system.residual, before)
+    for solve in (conjugate_gradients, solve_kronecker_sum):
+        before = [tensor.clone() for tensor in (system.residual, *factors)]
+        solve(system, Limits(30), held_out=system)
+        for tensor, copy in zip((system.residual, *factors), before, strict=True):
+            assert torch.equal(tensor, copy)
 
 
 # Rounding
@@ -329,7 +338,7 @@ def test_rounding_of_singular_factors_does_not_run_away(
 ) -> None:
     """Few examples: the factors are singular, and rounded to float32 not even positive.
 
-    With the statistics before rounding as the judge, going on must not spoil what was reached.
+    So they are raised by what rounding may have taken away, as the K-FAC objective does. With the statistics before rounding as the judge, going on must not spoil what was reached.
     """
     shape = (32, 40)
     generator = seeded(0)
@@ -340,7 +349,7 @@ def test_rounding_of_singular_factors_does_not_run_away(
             rows = normal(generator, n, d) * torch.arange(1, d + 1, dtype=F64) ** -0.5
             factors.append(rows.T @ rows / n)
         exact.append(factors)
-        rounded.append([factor.float() for factor in factors])
+        rounded.append([without_negative(factor.float(), torch.float32) for factor in factors])
     judge = Case([(Kronecker(o, g), torch.kron(o, g)) for o, g in exact], shape)
     terms = [(Kronecker(o, g), w) for (o, g), w in zip(rounded, judge.weights, strict=True)]
     system = make_system(terms, judge.start)
@@ -350,7 +359,8 @@ def test_rounding_of_singular_factors_does_not_run_away(
     before = judge.objective(judge.start)
     for iterations in (40, 1000, 5000):
         solution = solve(system, Limits(iterations))
-        assert float(solution.correction.norm()) < 1.2 * size
+        # In directions no data has, what they were raised by leads to the average in the end.
+        assert float(solution.correction.norm()) < 4 * size
         # A sum of squares, but for what rounding the statistics does to it.
         assert solution.objective > -1e-6 * before
     assert judge.objective(judge.start + solution.correction) < 1e-8 * before

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from matsmerge.engine.executor import LocalExecutor
-    from matsmerge.engine.merging import PreparedMerge
     from matsmerge.engine.parameter import Parameter
+    from matsmerge.engine.preparing import PreparedMerge
     from matsmerge.recipes.recipe import Recipe
 
 _WITHOUT_FILE = "Without a recipe file"
@@ -52,7 +52,7 @@ def merge(
             metavar="NAME",
             help="average, task_arithmetic, ties, dare_linear, dare_ties, slerp, model_stock; with "
             "statistics: mats_kfac, mats, regmean, diagonal_fisher, block_fisher; from the weights "
-            "alone: actmat, wudi, tact, ace.",
+            "alone: actmat, wudi, tact, ace; with data: regmean++.",
             rich_help_panel=_WITHOUT_FILE,
         ),
     ] = None,
@@ -95,6 +95,22 @@ def merge(
             metavar="FILE",
             help="What `mats collect` wrote, in the order of the models. Repeat for each. Default: "
             "statistics.safetensors beside each model.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="A model's data, or a task file (.yaml) that names it, for --inputs merged and "
+            "regmean++; in the order of the models. Repeat for each.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(
+            help="own, or merged: Gram matrices along the merged model, block after block.",
             rich_help_panel=_SOLVING,
         ),
     ] = None,
@@ -271,8 +287,9 @@ def merge(
     from matsmerge.checkpoints.opening import local_path
     from matsmerge.engine.executor import LocalExecutor
     from matsmerge.engine.machine import keep_freed_memory, parse_bytes
-    from matsmerge.engine.merging import merge_to_folder, prepare
+    from matsmerge.engine.merging import merge_to_folder
     from matsmerge.engine.output_folder import check_new_file, check_target
+    from matsmerge.engine.preparing import prepare
 
     parameters = {
         "scale": scale,
@@ -292,18 +309,19 @@ def merge(
         "bias": bias,
         "embeddings": embeddings,
         "otherwise": otherwise,
+        "inputs": inputs,
     }
     given = {key: value for key, value in parameters.items() if value is not None}
     changes = {"heads": heads or [], "dtype": dtype, "trajectory": _parse_list(trajectory)}
     if recipe is not None:
-        if model or base or method or weight or statistics or given:
+        if model or base or method or weight or statistics or data or given:
             raise RecipeError(
-                "a recipe file says models, base, method, weights, statistics and parameters "
-                "itself; give either the file or these options"
+                "a recipe file says models, base, method, weights, statistics, data and "
+                "parameters itself; give either the file or these options"
             )
         checked, notes = _from_file(recipe, changes)
     else:
-        entries = _entries(model or [], weight or [], statistics or [])
+        entries = _entries(model or [], weight or [], statistics or [], data or [])
         checked, notes = _from_options(entries, base, method, given, changes), []
     executor = LocalExecutor(workers, parse_bytes(max_memory) if max_memory else None, fork=True)
     max_shard_bytes = parse_bytes(shard_size)
@@ -316,7 +334,9 @@ def merge(
     keep_freed_memory()
     if trace is not None:
         check_new_file(local_path(trace), overwrite=overwrite)
-    prepared = prepare(checked, force=force)
+    loads = any(entry.data for entry in checked.models)
+    with display.status("loading the models", quiet=quiet or as_json or not loads):
+        prepared = prepare(checked, force=force)
     if not quiet:
         display.show_notes([*notes, *prepared.notes])
     _check_memory(prepared, executor)
@@ -389,15 +409,16 @@ def _parse_list(text: str | None) -> list[int]:
 
 
 def _entries(
-    models: list[str], weights: list[float], statistics: list[str]
+    models: list[str], weights: list[float], statistics: list[str], data: list[str]
 ) -> list[dict[str, Any]]:
-    """The models of a recipe, each with its weight and statistics."""
+    """The models of a recipe, each with its weight, statistics and data."""
     if not models:
         raise RecipeError("no models: give a recipe file, or a --model for each model to merge")
     entries: list[dict[str, Any]] = [{"model": path} for path in models]
     for option, key, values in (
         ("--weight", "weight", weights),
         ("--statistics", "statistics", statistics),
+        ("--data", "data", data),
     ):
         if values and len(values) != len(models):
             raise RecipeError(f"{len(values)} times {option} for {len(models)} models")
@@ -443,6 +464,7 @@ def _check_memory(prepared: "PreparedMerge", executor: "LocalExecutor") -> None:
     from matsmerge.engine.machine import format_bytes
 
     needed = prepared.plan.peak_bytes(1) + prepared.plan.measuring_bytes
+    needed += prepared.prefix.num_held_bytes if prepared.prefix else 0
     if needed > executor.max_bytes:
         raise RecipeError(
             f"this merge needs at least {format_bytes(needed)} of memory and --max-memory allows "
@@ -455,6 +477,7 @@ def _describe(
 ) -> dict[str, Any]:
     layout = prepared.layout(max_shard_bytes)
     peak = prepared.plan.peak_bytes(executor.num_workers)
+    held = prepared.prefix.num_held_bytes if prepared.prefix else 0
     return {
         "models": [model.name for model in prepared.alignment.models],
         "method": prepared.recipe.method.name,
@@ -464,7 +487,7 @@ def _describe(
         "read_bytes": prepared.plan.num_input_bytes * (2 if prepared.plan.is_measured else 1),
         "output_bytes": (layout.num_bytes + prepared.num_head_bytes) * len(prepared.models),
         "output_files": [shard.file_name for shard in layout.shards],
-        "peak_bytes": min(peak, executor.max_bytes) + prepared.plan.measuring_bytes,
+        "peak_bytes": min(peak, executor.max_bytes) + prepared.plan.measuring_bytes + held,
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
         "tied": dict(prepared.alignment.tied),
         "otherwise": prepared.otherwise,

@@ -41,9 +41,17 @@ def public_recipe(recipe: Recipe) -> dict[str, Any]:
     if recipe.base and local_path(recipe.base).exists():
         data["base"] = public_name(recipe.base)
     for entry in data["models"]:
-        if local_path(entry["model"]).exists():
-            entry["model"] = public_name(entry["model"])
+        hide_path(entry, "model")
+        hide_path(entry, "statistics")
+        hide_path(entry["data"] if isinstance(entry.get("data"), dict) else entry, "path")
+        hide_path(entry, "data")
     return data
+
+
+def hide_path(entry: dict[str, Any], key: str) -> None:
+    """Leave only the last part of a local path."""
+    if isinstance(entry.get(key), str) and local_path(entry[key]).exists():
+        entry[key] = public_name(entry[key])
 
 
 def _number(value: float | list[float]) -> str:

@@ -18,6 +18,7 @@ from matsmerge.methods.objectives.objective import Evidence, Part
 from matsmerge.methods.solvers import Problem
 from matsmerge.statistics.statistics import HELD_OUT, MAIN
 
+_NEGATIVE = -0.01  # an eigenvalue relative to the largest that no rounding explains
 _DIGITS = 7  # of the numbers in a trace
 
 # Reads a parameter of the model with this number, or of the base (None), whole and in float64.
@@ -149,7 +150,7 @@ class _Decompositions(threading.local):
         if self.basis is not None and last is not None and torch.equal(last, matrix):
             return self.basis
         basis = decompose(matrix, stored)
-        if basis.lowest < -max(1e-3, 8 * basis.rounding):
+        if basis.lowest < _NEGATIVE:
             raise StatisticsError(
                 f"a covariance has the eigenvalue {basis.lowest:.2g} relative to its largest: it "
                 "is not a second moment. The statistics are damaged; collect them again"

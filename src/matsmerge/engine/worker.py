@@ -113,7 +113,7 @@ class Worker:
     def _write_whole(self, parameter: Parameter, values: Tensor, sink: Sink) -> None:
         if not self.allow_nonfinite:
             _check_result(parameter, values, torch.dot(values, values).item())
-        sink.write(parameter.name, 0, values.to(parameter.spec.dtype))
+        sink.write(parameter.name, 0, values.to(parameter.spec.dtype).contiguous())
 
     def observe(self, job: Job, reading: Pass) -> tuple[int, list[Any]]:
         """Note what a pass wants to know; with the job's index, to put notes in order."""

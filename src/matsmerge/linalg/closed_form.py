@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.eigenbasis import Decompose, decompose, dense, rounding_level, solve_by_filter
+from matsmerge.linalg.eigenbasis import Decompose, decompose, dense, solve_by_filter
+from matsmerge.linalg.rounding import rounding_level
 from matsmerge.linalg.system import Solution, Status, System
 
 _POWER_STEPS = 8
@@ -33,22 +34,22 @@ def solve_gram(
     regular = matrix.clone()
     regular.diagonal(dim1=-2, dim2=-1).add_(ridge)
     factor, info = torch.linalg.cholesky_ex(regular)
-    if bool((info == 0).all()) and _lowest(factor) > rounding_level(matrix, stored):
+    is_regular = bool((info == 0).all())
+    if is_regular and bool((_lowest(factor) > rounding_level(matrix, stored)).all()):
         correction = torch.cholesky_solve(system.residual.mT, factor).mT
         return _checked(system, correction, Status.SOLVED)
     return solve_by_filter(system, decomposed(matrix, stored), ridge)
 
 
-def _lowest(factor: Tensor) -> float:
+def _lowest(factor: Tensor) -> Tensor:  # (..., d, d) -> (...)
     """About the lowest eigenvalue of L Lᵀ, from a few steps of inverse iteration."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(*factor.shape[:-1], 1, generator=generator, dtype=torch.float64)
     x = x.to(factor.device)
-    size = torch.ones(())
     for _ in range(_POWER_STEPS):
         x = torch.cholesky_solve(x / x.norm(dim=-2, keepdim=True), factor)
-        size = x.norm(dim=-2)
-    return 1 / float(size.max())
+    size: Tensor = x.norm(dim=-2)[..., 0]
+    return size.reciprocal()
 
 
 def _checked(system: System, correction: Tensor, status: Status) -> Solution:

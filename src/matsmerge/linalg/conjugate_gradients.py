@@ -24,6 +24,9 @@ from matsmerge.linalg.operators import Operator, Sum
 from matsmerge.linalg.system import Limits, Solution, Status, System, Trace, inner
 
 _REFRESH_ITERATIONS = 20
+# Of the objective, relative to that of the start: a rise that means nothing, and how far below
+# zero rounding may put what is a sum of squares.
+_RISE, _BELOW_ZERO = 1e-12, 1e-6
 _PATIENCE = 10  # iterations without a better held-out objective
 
 
@@ -46,8 +49,8 @@ def conjugate_gradients(
     kept: dict[int, Tensor] = {}
     status = Status.FINISHED
     r = system.residual.clone()
-    z = precondition(r)
-    p, rz = z, inner(r, z)
+    p = precondition(r)
+    rz = inner(r, p)
     run.note(r)
     while True:
         if run.done in limits.keep:
@@ -63,8 +66,12 @@ def conjugate_gradients(
             status = Status.FLOOR
             break
         alpha = rz / curvature
-        run.d += alpha * p
-        r -= alpha * q
+        run.d.add_(p, alpha=alpha)
+        r.sub_(q, alpha=alpha)
+        if system.objective_at(run.d, r) < -_BELOW_ZERO * system.objective:
+            run.d.sub_(p, alpha=alpha)
+            status = Status.FLOOR
+            break
         run.done += 1
         if run.done % _REFRESH_ITERATIONS == 0:
             r = run.recompute()
@@ -73,9 +80,10 @@ def conjugate_gradients(
                 break
         z = precondition(r)
         previous, rz = rz, inner(r, z)
-        p = z + (rz / previous) * p
+        p.mul_(rz / previous).add_(z)
         run.note(r)
-    return run.finish(status, kept, limits.keep)
+    is_fresh = run.done % _REFRESH_ITERATIONS == 0 and status is not Status.FLOOR
+    return run.finish(status, kept, limits.keep, r if is_fresh else run.recompute())
 
 
 class _Run:
@@ -108,26 +116,24 @@ class _Run:
         return self.system.residual - self.system.operator(self.d)
 
     def confirm(self, r: Tensor) -> bool:
-        """Has the objective fallen since it was last known for sure?"""
+        """Has the objective not risen since it was last known for sure?"""
         objective = self.system.objective_at(self.d, r)
-        if not objective < self._confirmed:
+        if not objective <= self._confirmed + _RISE * self.system.objective:
             return False
         self._confirmed = objective
         if self.held_out is None:
             self.best, self.best_at = self.d.clone(), self.done
         return True
 
-    def finish(self, status: Status, kept: dict[int, Tensor], keep: Sequence[int]) -> Solution:
+    def finish(
+        self, status: Status, kept: dict[int, Tensor], keep: Sequence[int], r: Tensor
+    ) -> Solution:
         """The solution: the last iterate if it is the best, or else the best one."""
-        r = self.recompute()
         if self.held_out is not None:
             if self.best_at < self.done:
                 status = Status.HELD_OUT
-        elif self.done > self.best_at:
-            if self.confirm(r) or self.system.objective_at(self.d, r) == self._confirmed:
-                self.best, self.best_at = self.d, self.done
-            else:
-                status = Status.FLOOR
+        elif self.done > self.best_at and not self.confirm(r):
+            status = Status.FLOOR
         if self.best_at != self.done:
             self.d = self.best
             r = self.recompute()
@@ -181,10 +187,14 @@ def solve_kronecker_sum(
         products=torch.float32,
     )
     trace = solution.trace
+    correction = basis.leave(solution.correction)
+    # Of the factors as they were given, not as they were rounded on the way.
+    left = system.residual - system.operator(correction)
     return replace(
         solution,
-        correction=basis.leave(solution.correction),
-        objective=solution.objective * largest,
+        correction=correction,
+        residual=system.relative(float(left.norm())),
+        objective=system.objective_at(correction, left),
         trace=Trace(
             trace.residuals,
             [value * largest for value in trace.objectives],

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.linalg.operators import Gram, LowRank, Operator, Sum
+from matsmerge.linalg.rounding import rounding_level
 from matsmerge.linalg.system import Limits, Solution, Status, System, Trace, inner
 
 
@@ -29,39 +30,35 @@ class Eigenbasis:
     values: Tensor  # (in,) or (groups, in), float64; 0 where no larger than rounding
     vectors: Tensor  # (in, in) or (groups, in, in), float64
     lowest: float  # eigenvalue as computed, relative to the largest
-    rounding: float  # the largest that rounding the matrix to its precision explains, the same
+    rounding: Tensor  # () or (groups,), the largest that rounding the matrix explains
 
     @property
     def num_null(self) -> int:
         return int((self.values == 0).sum())
 
 
-def rounding_level(matrix: Tensor, dtype: torch.dtype) -> float:
-    """How far rounding the entries to `dtype` can move an eigenvalue.
-
-    Entries are off by at most eps/2 of themselves, so the matrix by eps/2 of its Frobenius norm;
-    summing up in the same precision is allowed a few times that.
-    """
-    return 4 * torch.finfo(dtype).eps * float(torch.linalg.matrix_norm(matrix.double()).max())
-
-
 def decompose(matrix: Tensor, stored: torch.dtype = torch.float32) -> Eigenbasis:
     """Eigenvalues and vectors in float64 of a matrix that was stored in another precision."""
     level = rounding_level(matrix, stored)
     values, vectors = torch.linalg.eigh(matrix.double())
-    largest = max(float(values.max()), torch.finfo(torch.float64).tiny)
-    lowest = float(values.min()) / largest
-    return Eigenbasis(torch.where(values > level, values, 0), vectors, lowest, level / largest)
+    largest = values.amax(-1).clamp(min=torch.finfo(torch.float64).tiny)
+    lowest = float((values.amin(-1) / largest).min())
+    seen = values > level.unsqueeze(-1)
+    return Eigenbasis(torch.where(seen, values, 0), vectors, lowest, level)
 
 
 def solve_by_filter(system: System, basis: Eigenbasis, ridge: float = 0.0) -> Solution:
-    """The solution nearest to the start; with a ridge, (A + ridge) D = R."""
+    """The solution nearest to the start; with a ridge, (A + ridge) D = R.
+
+    A ridge below what is only rounding changes nothing.
+    """
     rotated = system.residual @ basis.vectors
     values = basis.values.unsqueeze(-2)
     regular = values + ridge
-    filtered = torch.where(regular > 0, rotated / regular, 0)
+    seen = regular > basis.rounding[..., None, None]
+    filtered = torch.where(seen, rotated / regular, 0)
     left = rotated - filtered * values
-    status = Status.SINGULAR if basis.num_null and not ridge else Status.SOLVED
+    status = Status.SOLVED if bool(seen.all()) else Status.SINGULAR
     return Solution(
         filtered @ basis.vectors.mT,
         status,
@@ -118,12 +115,14 @@ def follow_trajectory(
 ) -> Solution:
     """Conjugate gradients on a Gram system, in its eigenbasis.
 
-    With a `held_out` system, the iterate with its lowest objective is the solution.
+    With a `held_out` system, the iterate with its lowest objective is the solution. Those to keep
+    on the way are turned back in float32.
     """
     rotated = system.residual @ basis.vectors
     g = rotated.norm(dim=-2)
     # Outside the range of A nothing can be done; what is there is kept out of the recursion.
-    g, lost = torch.where(basis.values > 0, g, 0), g[basis.values == 0].norm()
+    values = basis.values
+    g, lost = torch.where(values > 0, g, 0), g[values == 0].norm()
     units = torch.where(g > 0, 1 / g, 0).unsqueeze(-2) * rotated
     look = None if held_out is None else _see_held_out(held_out, units, basis)
 
@@ -135,9 +134,9 @@ def follow_trajectory(
     status, done, best_at = Status.FINISHED, 0, 0
     floor = rr * torch.finfo(g.dtype).eps ** 2
     while True:
-        left = (g - basis.values * x).norm()  # the recursion's own r goes on falling for ever
+        left = (g - values * x).norm()  # the recursion's own r goes on falling for ever
         trace.residuals.append(system.relative(float(torch.hypot(left, lost))))
-        trace.objectives.append(system.objective - inner(x, g) + 0.5 * inner(x, basis.values * x))
+        trace.objectives.append(system.objective - inner(x, g) + 0.5 * inner(x, values * x))
         if look is not None:
             trace.held_out.append(look(x))
             if trace.held_out[-1] < trace.held_out[best_at]:
@@ -149,12 +148,15 @@ def follow_trajectory(
             break
         if done == limits.iterations:
             break
-        past = torch.cat([past, (r / rr**0.5).view(1, -1)])
-        q = basis.values * p
+        if done == len(past):
+            past = torch.cat([past, past.new_empty(max(64, done), past.shape[1])])
+        past[done] = (r / rr**0.5).flatten()
+        q = values * p
         alpha = rr / inner(p, q)
         x, r = x + alpha * p, r - alpha * q
         for _ in range(2):
-            r = r - ((past @ r.flatten()) @ past).view_as(r)
+            seen = past[: done + 1]
+            r = r - ((seen @ r.flatten()) @ seen).view_as(r)
         previous, rr = rr, inner(r, r)
         p = r + (rr / previous) * p
         done += 1
@@ -163,17 +165,20 @@ def follow_trajectory(
     elif best_at < done:
         status = Status.HELD_OUT
 
+    final = (units * best.unsqueeze(-2)) @ basis.vectors.mT
+    units, back = units.float(), basis.vectors.mT.float()
+
     def correction(x: Tensor) -> Tensor:
-        return (units * x.unsqueeze(-2)) @ basis.vectors.mT
+        return ((units * x.float().unsqueeze(-2)) @ back).double()
 
     return Solution(
-        correction(best),
+        final,
         status,
         trace.residuals[best_at],
         trace.objectives[best_at],
         best_at,
         trace,
-        {at: correction(kept.get(at, best) if at <= best_at else best) for at in limits.keep},
+        {at: correction(kept[at]) if at in kept and at < best_at else final for at in limits.keep},
     )
 
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.eigenbasis import rounding_level
 from matsmerge.linalg.operators import Kronecker, Operator, Sum
+from matsmerge.linalg.rounding import rounding_level
 from matsmerge.linalg.system import Solution, Status, System
 
 _ALTERNATIONS = 20
+_PANEL = 512  # columns computed at once
 
 
 def kroneckers_of(operator: Operator) -> Sequence[Kronecker]:
@@ -61,10 +62,10 @@ def nearest_kronecker(terms: Sequence[Kronecker]) -> Kronecker:
 def _inner_products(factors: Sequence[Tensor], units: Sequence[float]) -> Tensor:
     result = torch.empty(len(factors), len(factors), dtype=torch.float64)
     for i, first in enumerate(factors):
-        scaled = first.flatten() * units[i]
+        scaled = first.flatten() * units[i]  # or squares of small gradients would underflow
         for j in range(i + 1):
-            product = torch.dot(scaled, factors[j].flatten() * units[j])
-            result[i, j] = result[j, i] = float(product)
+            product = float(torch.dot(scaled, factors[j].flatten())) * units[j]
+            result[i, j] = result[j, i] = product
     return result
 
 
@@ -101,12 +102,25 @@ class KroneckerBasis:
 
         The input factor gets trace one; gradients are small, and would underflow in float32.
         """
-        outputs = self.outputs.mT @ term.outputs.double() @ self.outputs
+        outputs = _turn(term.outputs.double(), self.outputs)
         inputs = term.inputs.double()
         trace = _trace(inputs) or 1.0
         if self.inputs is not None:
-            inputs = self.inputs.mT @ inputs @ self.inputs
+            inputs = _turn(inputs, self.inputs)
         return Kronecker((outputs * (scale * trace)).float(), (inputs / trace).float())
+
+
+def _turn(matrix: Tensor, q: Tensor) -> Tensor:
+    """Qᵀ A Q of a symmetric matrix, of which only one half is computed."""
+    half = matrix @ q
+    turned = torch.empty_like(half)
+    d = matrix.shape[-1]
+    for i in range(0, d, _PANEL):
+        j = min(i + _PANEL, d)
+        panel = q[..., i:].mT @ half[..., i:j]  # (..., d - i, panel)
+        turned[..., i:, i:j] = panel
+        turned[..., i:j, i:] = panel.mT
+    return turned
 
 
 def decompose_kronecker(product: Kronecker) -> KroneckerBasis:
@@ -154,7 +168,7 @@ def solve_pair(system: System, stored: torch.dtype = torch.float32) -> Solution:
     weights = weights + scales[1] * (1 - nu).unsqueeze(-1) * (1 - mu).unsqueeze(-2)
     rotated = v.mT @ system.residual
     rotated = rotated * u if u.ndim == 1 else rotated @ u
-    seen = weights > torch.finfo(stored).eps * float(weights.max())
+    seen = weights > torch.finfo(torch.float64).eps * float(weights.max())
     turned = torch.where(seen, rotated / weights, 0)
     correction = v @ (turned * u if u.ndim == 1 else turned @ u.mT)
     left = system.residual - system.operator(correction)
@@ -173,11 +187,11 @@ def _diagonalize_pair(a: Tensor, b: Tensor, stored: torch.dtype) -> tuple[Tensor
     a, b = a.double(), b.double()
     total = a + b
     if total.ndim == 1:
-        seen = total > torch.finfo(stored).eps * total.max()
+        seen = total > 0  # each number is as good as its own digits
         return torch.where(seen, total.rsqrt(), 0), torch.where(seen, a / total, 0)
     level = rounding_level(total, stored)
     values, vectors = torch.linalg.eigh(total)
-    seen = values > level
+    seen = values > level.unsqueeze(-1)
     u = vectors * torch.where(seen, values.rsqrt(), 0).unsqueeze(-2)
     # A mark of -1 tells directions that neither has from those that only A lacks, where μ is 0.
     inner_a = u.mT @ a @ u - torch.diag_embed((~seen).double())
@@ -197,8 +211,9 @@ def solve_by_summed_factors(
     """
     terms = kroneckers_of(system.operator)
     num = len(terms)
-    outputs = _combine([t.outputs for t in terms], torch.full((num,), 1 / num))
-    inputs = _combine([t.inputs for t in terms], torch.full((num,), 1 / num))
+    share = torch.full((num,), 1 / num, dtype=torch.float64)
+    outputs = _combine([t.outputs for t in terms], share)
+    inputs = _combine([t.inputs for t in terms], share)
     right = (system.residual + system.operator(start)) / num
     # What the factors have nothing for stays at the start.
     seen = Kronecker(outputs, inputs)(start)
@@ -215,8 +230,9 @@ def solve_by_summed_factors(
 
 def _pseudo_inverse(factor: Tensor, stored: torch.dtype) -> Tensor:
     if factor.ndim == 1:
-        return torch.where(factor > torch.finfo(stored).eps * factor.max(), 1 / factor, 0)
+        return torch.where(factor > 0, 1 / factor, 0)
     values, vectors = torch.linalg.eigh(factor)
-    inverse = torch.where(values > rounding_level(factor, stored), 1 / values, 0)
+    seen = values > rounding_level(factor, stored).unsqueeze(-1)
+    inverse = torch.where(seen, 1 / values, 0)
     inverted: Tensor = (vectors * inverse.unsqueeze(-2)) @ vectors.mT
     return inverted

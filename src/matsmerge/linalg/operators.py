@@ -72,8 +72,10 @@ class Diagonal(Operator):
         return Diagonal(self.values * scale)
 
     def __add__(self, other: Operator, /) -> Operator:
-        if isinstance(other, (Diagonal, Identity)):
-            return Diagonal(self.values + other.diagonal().to(self.values))
+        if isinstance(other, Diagonal):
+            return Diagonal(self.values + other.values)
+        if isinstance(other, Identity):
+            return Diagonal(self.values.double() + other.scale)
         return super().__add__(other)
 
     def diagonal(self) -> Tensor:
@@ -99,7 +101,7 @@ class Gram(Operator):
         if isinstance(other, Gram):
             return Gram(self.matrix + other.matrix)
         if isinstance(other, Identity):
-            matrix = self.matrix.clone()
+            matrix = self.matrix.double().clone()
             matrix.diagonal(dim1=-2, dim2=-1).add_(other.scale)
             return Gram(matrix)
         return super().__add__(other)

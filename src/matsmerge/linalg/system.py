@@ -16,6 +16,8 @@ from torch import Tensor
 
 from matsmerge.linalg.operators import Operator
 
+_NEARLY_UNDERFLOWN = 1e-30  # in float32; covariances of gradients may be that small
+
 
 @dataclass(frozen=True)
 class System:
@@ -45,6 +47,8 @@ def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> Syst
         difference = weights - start
         change = covariance(difference)
         image = covariance(weights.float())  # only its size is wanted
+        if float(image.norm()) < _NEARLY_UNDERFLOWN:
+            image = covariance(weights)
         objective += 0.5 * inner(difference, change)
         operator = covariance if operator is None else operator + covariance
         residual = residual + change
@@ -54,7 +58,7 @@ def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> Syst
 
 
 def inner(a: Tensor, b: Tensor) -> float:
-    return float((a.double() * b.double()).sum())
+    return float(torch.dot(a.double().flatten(), b.double().flatten()))
 
 
 class Status(Enum):

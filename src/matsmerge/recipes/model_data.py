@@ -1,5 +1,6 @@
 """A model's own data in a recipe, for methods that run models on data while they merge."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,4 +70,8 @@ class ModelData(TaskFile):
 
 def as_model_data(value: Any) -> Any:
     """A path alone is data with nothing else said about it."""
-    return {"path": str(value)} if isinstance(value, (str, Path)) else value
+    if isinstance(value, (str, Path)):
+        return {"path": str(value)}
+    if isinstance(value, Mapping) and isinstance(value.get("path"), Path):
+        return {**value, "path": str(value["path"])}
+    return value

@@ -28,8 +28,6 @@ from matsmerge.tasks.task import Encoded, Task
 
 # Told of the examples that have gone through a section.
 Seen = Callable[[int], None]
-# Reads a tensor by the name that all models share.
-Load = Callable[[str], Tensor]
 
 
 class _EndOfSectionError(Exception):
@@ -111,100 +109,99 @@ class TaskData:
 
 
 class PrefixModel:
-    """A model in the making, replayed section by section.
+    """A model in the making, replayed section by section; some data shows how it is built."""
 
-    `names` maps its parameters and buffers to the names that all models share; what is not in it
-    stays as it is.
-    """
-
-    def __init__(self, model: nn.Module, names: Mapping[str, str], data: TaskData) -> None:
+    def __init__(self, model: nn.Module, data: TaskData) -> None:
         self.model = model.eval()
         for module in model.modules():  # what a cache holds would be of blocks that do not run
             if getattr(getattr(module, "config", None), "use_cache", False):
                 module.config.use_cache = False  # type: ignore[union-attr]
-        self.names = names
         self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._held: dict[str, Any] = {}
+        self.notes: list[str] = []  # what the user should know of how statistics are collected
         self.outline: Outline = find_sections(model, self._trace(data))
 
-    def put(self, tensors: Iterable[str], load: Load) -> None:
-        """Put values in place of a section's own."""
+    def put(self, tensors: Iterable[str], load: Callable[[str], Tensor]) -> None:
+        """Put values in place of a parameter's or buffer's own."""
         with torch.no_grad():
             for name in tensors:
-                if name in self.names:
-                    self._tensors[name].copy_(load(self.names[name]))
-
-    def spec(self, tensor: str) -> TensorSpec:
-        found = self._tensors[tensor]
-        return TensorSpec(found.dtype, tuple(found.shape))
+                self._tensors[name].copy_(load(name))
 
     def collect(
         self,
-        section: Section | None,
+        section: Section,
         data: TaskData,
-        stored: Mapping[str, str],
+        names: Mapping[str, str],
         options: Options,
         seen: Seen = lambda _: None,
     ) -> Statistics:
-        """Gram matrices of a section on what has been reached; of tied weights without a section.
+        """Gram matrices of a section on what has been reached, with the values it has now.
 
-        `stored` are the names of shared names in the task's own checkpoint. Weights that several
-        sections use are needed before what they will receive is known: theirs is what they
-        receive in the model as it is now.
+        `names` are the names of the model's parameters in the statistics. Weights that several
+        sections use are needed before it is known what they will receive in the merged model;
+        theirs is what they receive in the model as it is.
         """
-        tensors = self.outline.tied if section is None else section.tensors
-        names = {n: stored[self.names[n]] for n in tensors if n in self.names}
-        collection = Collection(self.model, options, self._runner(data), names)
+        own = {name: names[name] for name in section.tensors if name in names}
+        collection = Collection(self.model, options, self._runner(data), own)
         with self._until(section), collection.running():
             for to, batch in data.collated():
                 seen(collection.add(batch, to))
+            self.notes += [note for note in collection.notes if note not in self.notes]
             return collection.statistics(data.model, (data.data,))
 
     def advance(self, section: Section, data: TaskData, seen: Seen = lambda _: None) -> None:
         """Run a block as it is now on what has been reached, and hold what it gives."""
         assert section.block is not None
         run = self._runner(data)
-        device = next(self.model.parameters()).device
         with self._until(section), torch.no_grad():
             for _, batch in data.collated():
-                output = run(self.model, batch.to(device))
+                output = run(self.model, batch.to(self._device))
                 data.hold(batch, self.outline.blocks[section.start].stack, output)
                 seen(len(batch.examples))
 
     def rehearse(
-        self, data: TaskData, stored: Mapping[str, str], options: Options
-    ) -> "dict[int | None, Statistics]":
+        self, data: TaskData, names: Mapping[str, str], options: Options
+    ) -> list[Statistics]:
         """Go through all sections once, for little data, with the values that are there.
 
-        Returns the shape of what each will have: statistics whose arrays cannot be read, by the
-        number of the section, and by None those of tied weights. Refuses a model in which a block
-        receives more from blocks than the last one's output.
+        Returns what each will have, as statistics whose arrays cannot be read. Refuses a model
+        whose blocks, replayed, do not give what they give in a plain forward pass.
         """
-        expected = self._trace(data).outputs
-        found = {}
+        [(_, batch)] = data.collated()
+        part = batch.take([len(batch.examples) - 1])
+        of_whole, of_part = (self._trace_batch(data, some).values for some in (batch, part))
+        found = []
         data.begin()
-        for number, section in enumerate((None, *self.outline.sections)):
-            tensors = self.outline.tied if section is None else section.tensors
-            if any(n in self.names for n in tensors):
-                statistics = self.collect(section, data, stored, options)
-                found[number - 1 if number else None] = without_values(statistics)
-            if section is not None and section.block is not None:
+        for section in self.outline.sections:
+            if section.block is not None:
+                self._check(section, data, part, of_part[section.block][0])
+                self._check(section, data, batch, of_whole[section.block][0])
+            found.append(without_values(self.collect(section, data, names, options)))
+            if section.block is not None:
                 self.advance(section, data)
-                stack = self.outline.blocks[section.start].stack
-                if not _is_close(data.reached[0][stack], expected[section.block][0]):
-                    raise DataError(
-                        f"{type(self.model).__name__}: '{section.block}' looks at more than the "
-                        "output of the block before it, so it cannot be merged along its blocks; "
-                        "use inputs: own"
-                    )
-        data.begin()
         return found
+
+    def _check(self, section: Section, data: TaskData, batch: Batch, expected: Any) -> None:
+        """Refuse a block that replayed gives other than what is expected."""
+        try:
+            with self._until(section), torch.no_grad():
+                output = self._runner(data)(self.model, batch.to(self._device))
+            reason = "gives other values"
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            output, reason = None, first_line(error)
+        if not _is_close(output, expected):
+            raise DataError(
+                f"{type(self.model).__name__}: '{section.block}' cannot be run on the output of "
+                f"the block before it alone, an example at a time ({reason}); use inputs: own"
+            )
 
     def _trace(self, data: TaskData) -> Trace:
         [(_, batch)] = data.collated()
-        device = next(self.model.parameters()).device
+        return self._trace_batch(data, batch)
+
+    def _trace_batch(self, data: TaskData, batch: Batch) -> Trace:
         try:
-            return trace(self.model, lambda: self.model(**batch.to(device).inputs))
+            return trace(self.model, lambda: self.model(**batch.to(self._device).inputs))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:
             raise DataError(
                 f"{data.data.name}: cannot be shown to a {type(self.model).__name__}, the class of "
@@ -212,11 +209,14 @@ class PrefixModel:
                 "blocks must take the same kind of input"
             ) from error
 
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
     def _runner(self, data: TaskData) -> Callable[[nn.Module, Any], Any]:
-        device = next(self.model.parameters()).device
 
         def run(model: nn.Module, batch: Batch) -> Any:
-            self._held = data.held_for(batch, device)
+            self._held = data.held_for(batch, self._device)
             try:
                 return model(**batch.inputs)
             except _EndOfSectionError as end:
@@ -227,18 +227,15 @@ class PrefixModel:
         return run
 
     @contextmanager
-    def _until(self, section: Section | None) -> Iterator[None]:
+    def _until(self, section: Section) -> Iterator[None]:
         """Have blocks before a section give what is held, and forward passes end with it."""
-        if section is None:
-            yield
-            return
         blocks = self.outline.blocks
         changed: dict[str, Callable[..., Any]] = {
             block.module: self._replay(block.stack) for block in blocks[: section.start]
         }
         if section.block is not None:
             changed[section.block] = _run_and_end(self.model.get_submodule(section.block))
-        elif section.start < len(blocks):
+        elif section.start < len(blocks) and not section.is_whole:
             changed[blocks[section.start].module] = _end
         modules = {name: self.model.get_submodule(name) for name in changed}
         for name, forward in changed.items():
@@ -278,7 +275,7 @@ def _is_close(found: Any, expected: Any) -> bool:
     ours, theirs = _tensors(found), _tensors(expected)
     return len(ours) == len(theirs) and all(
         a.shape == b.shape
-        and torch.allclose(a.double(), b.double().cpu(), rtol=1e-3, atol=1e-5, equal_nan=True)
+        and torch.allclose(a.cpu().double(), b.cpu().double(), 1e-3, 1e-5, equal_nan=True)
         for a, b in zip(ours, theirs, strict=True)
     )
 
@@ -324,6 +321,10 @@ def put_together(parts: Sequence[Statistics]) -> Statistics:
         sets=sets,
         forms={name: form for p in parts for name, form in p.header.forms.items()},
         aliases={name: kept for p in parts for name, kept in p.header.aliases.items()},
+        without={
+            kind: {name: why for p in parts for name, why in p.header.without[kind].items()}
+            for kind in first.without
+        },
     )
     return Statistics(header, _Joined(parts[0].arrays.label, specs, places))
 

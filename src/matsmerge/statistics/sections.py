@@ -12,19 +12,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map
 
 from matsmerge.errors import DataError
 
 
 @dataclass(frozen=True)
 class Section:
-    """A block, or all that runs between two blocks, before the first or after the last."""
+    """A block, or all that runs between two blocks, before the first or after the last.
+
+    Tensors that several of these use are a section of their own, which is the whole model.
+    """
 
     title: str
     start: int  # how many blocks have run before it
     block: str | None  # the block's module
-    tensors: tuple[str, ...]  # parameters and buffers that no other section uses
+    tensors: tuple[str, ...]  # parameters and buffers
+    is_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,11 +41,10 @@ class Block:
 
 @dataclass(frozen=True)
 class Outline:
-    """All sections in the order in which they run."""
+    """All sections in the order in which they run; that of shared tensors comes first."""
 
     blocks: tuple[Block, ...]
     sections: tuple[Section, ...]
-    tied: tuple[str, ...]  # parameters and buffers that several sections use
 
     @property
     def stacks(self) -> dict[str, int]:
@@ -55,8 +58,10 @@ class Trace:
     """What happened in a forward pass."""
 
     events: list[tuple[str, bool]] = field(default_factory=list)  # (module, is it entered?)
-    inputs: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))  # of items
+    # Of each call of an item of a module list:
+    inputs: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
     outputs: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    values: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
 
 def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
@@ -81,6 +86,8 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
             found.events.append((name, False))
             if is_item:
                 found.outputs[name].append(output)
+                # What follows may change the output in place.
+                found.values[name].append(tree_map(_clone, output))
 
         handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
         handles.append(module.register_forward_hook(leave))
@@ -110,14 +117,15 @@ def find_sections(model: nn.Module, seen: Trace) -> Outline:
     blocks = tuple(Block(name, of_stack[name]) for name in entered)
     uses = _uses(seen, entered)
     own: dict[int, list[str]] = defaultdict(list)
-    tied = []
+    shared = []
     for name, modules in _owners(model).items():
         where = {at for module in modules for at in _uses_around(module, uses)}
         if len(where) > 1:
-            tied.append(name)
+            shared.append(name)
         else:
             own[where.pop()].append(name)
-    return Outline(blocks, tuple(_sections(entered, own)), tuple(tied))
+    whole = [Section("shared weights", 0, None, tuple(shared), is_whole=True)] if shared else []
+    return Outline(blocks, (*whole, *_sections(entered, own)))
 
 
 def _sections(blocks: Sequence[str], own: Mapping[int, list[str]]) -> Iterator[Section]:
@@ -199,6 +207,10 @@ def _is_chain(items: Sequence[str], modules: nn.ModuleList, seen: Trace) -> bool
         )
         for one, other in pairwise(items)
     )
+
+
+def _clone(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _tensors(tree: Any) -> list[Tensor]:

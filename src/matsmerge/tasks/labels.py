@@ -31,7 +31,7 @@ class Labels:
                 "several classes (regression and several labels at once are not supported)"
             )
         if names is None:
-            return cls(num_classes, {str(k): int(v) for k, v in config.label2id.items()})
+            return cls(num_classes, {str(k): int(v) for k, v in (config.label2id or {}).items()})
         if len(set(names)) != num_classes or len(names) != num_classes:
             raise DataError(
                 f"expected {num_classes} different names of classes, as the model has outputs, "

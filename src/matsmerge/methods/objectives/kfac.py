@@ -1,6 +1,7 @@
 """The block Fisher information of a layer, by K-FAC."""
 
 from matsmerge.linalg.operators import Kronecker, Operator, Sum
+from matsmerge.linalg.rounding import without_negative
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.objective import Found, Part
 from matsmerge.statistics.statistics import Map
@@ -23,6 +24,10 @@ class Kfac(Gram):
         statistics = part.evidence.statistics
         terms = []
         for m in map(statistics.map_of, part.keys):
-            inputs = self.adjusted(statistics, m, found, part.of).float()
-            terms.append(Kronecker(statistics.output_factor(m.module, part.of).float(), inputs))
+            inputs = self.adjusted(statistics, m, found, part.of)
+            outputs = statistics.output_factor(m.module, part.of)
+            stored = outputs.dtype
+            terms.append(
+                Kronecker(without_negative(outputs, stored), without_negative(inputs, stored))
+            )
         return terms[0] if len(terms) == 1 else Sum(tuple(terms))

@@ -1,0 +1,143 @@
+"""What was done: merge.json, the trace, and what must be the same for a merge to be resumed."""
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from matsmerge.checkpoints.checkpoint import dtype_name
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.engine.layout import Layout
+from matsmerge.engine.preparing import PreparedMerge
+from matsmerge.engine.worker import Receipt
+from matsmerge.methods import METHODS
+from matsmerge.methods.method import Measured
+from matsmerge.recipes.rules import Rule
+from matsmerge.version import __version__
+
+
+def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
+    return (
+        [
+            {
+                "name": model.name,
+                "source": model.checkpoint.label,
+                "fingerprint": fingerprint(model.checkpoint),
+            }
+            for model in prepared.alignment.everyone
+        ]
+        + [
+            {
+                "name": model.name,
+                "statistics": one.label,
+                "fingerprint": fingerprint(one.statistics.arrays),
+                "num_examples": {n: s.num_examples for n, s in one.statistics.header.sets.items()},
+            }
+            for model, one in zip(prepared.alignment.models, prepared.evidence, strict=False)
+        ]
+        + [
+            {
+                "name": task.model.name,
+                "data": task.data.data.name,
+                "fingerprint": task.data.data.fingerprint,
+                "num_examples": task.data.num_examples,
+            }
+            for task in (prepared.prefix.tasks if prepared.prefix else ())
+        ]
+    )
+
+
+def identify(
+    prepared: PreparedMerge, layout: Layout, inputs: list[dict[str, Any]], allow_nonfinite: bool
+) -> str:
+    """What must be the same for a merge to be resumed."""
+    recipe = prepared.recipe.model_dump(mode="json")
+    text = json.dumps([__version__, recipe, inputs, allow_nonfinite])
+    headers = b"".join(shard.header for shard in layout.shards)
+    return hashlib.sha256(text.encode() + headers).hexdigest()
+
+
+def make_manifest(
+    prepared: PreparedMerge,
+    inputs: list[dict[str, Any]],
+    measured: Mapping[str, Measured],
+    finished: Mapping[int, Receipt],
+) -> dict[str, Any]:
+    """What was done. No times in it: the same merge gives the same bytes."""
+    rules = list(dict.fromkeys(p.rule for p in prepared.plan.parameters))
+    names = [entry.name for entry in prepared.recipe.models]
+    squares: dict[str, float] = {}
+    solved: dict[str, Any] = {}
+    for job in prepared.plan.jobs:
+        receipt = finished[job.index]
+        solved |= receipt.solved
+        for name, square in zip(job.names, receipt.squares, strict=True):
+            squares[name] = squares.get(name, 0.0) + square
+    otherwise = set(prepared.otherwise)
+    return {
+        "format": 1,
+        "versions": {
+            "matsmerge": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "recipe": prepared.recipe.model_dump(mode="json", exclude_defaults=True),
+        "inputs": inputs,
+        "notes": list(prepared.notes),
+        "tied": dict(prepared.alignment.tied),
+        "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
+        "rules": [_describe_rule(rule, names) for rule in rules],
+        "parameters": {
+            p.name: {
+                "shape": list(p.spec.shape),
+                "dtype": dtype_name(p.spec.dtype),
+                **(
+                    {"rule": rules.index(p.rule), "norm": math.sqrt(squares[p.name])}
+                    if p.compute_dtype is not None
+                    else {"copied": True}
+                ),
+                **({"measured": measured[p.name]} if measured.get(p.name) else {}),
+                **({"solved": solved[p.name]} if p.name in solved else {}),
+                **({"otherwise": True} if p.name in otherwise else {}),
+            }
+            for p in prepared.plan.parameters
+        },
+    }
+
+
+def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
+    """Residual and objective of every layer, system and iteration, one line of JSON for each."""
+    with path.open("w") as file:
+        for name, parameter in manifest["parameters"].items():
+            for number, report in enumerate(parameter.get("solved", ())):
+                values = report.get("objective_values", ())
+                held_out = report.get("held_out_values", ())
+                for i, residual in enumerate(report.get("residuals", ())):
+                    line = {
+                        "parameter": name,
+                        "stage": number,
+                        "objective": report["objective"],
+                        "iteration": i,
+                        "residual": residual,
+                        "objective_value": values[i],
+                        **({"held_out_value": held_out[i]} if held_out else {}),
+                    }
+                    file.write(json.dumps(line) + "\n")
+
+
+def _describe_rule(rule: Rule, names: list[str | None]) -> dict[str, Any]:
+    return {
+        "method": next(name for name, cls in METHODS.items() if cls is type(rule.method)),
+        **rule.method.model_dump(mode="json"),
+        "weights": dict(zip(names, rule.weights, strict=True)),
+        **(
+            {"densities": dict(zip(names, rule.densities, strict=True))}
+            if rule.method.own_density is not None
+            else {}
+        ),
+    }
