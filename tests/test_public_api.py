@@ -88,8 +88,8 @@ def test_objectives_and_solvers() -> None:
     assert {name: sorted(cls.model_fields) for name, cls in OBJECTIVES.items()} == {
         "identity": [],
         "fisher": ["floor"],
-        "gram": ["bias", "embeddings", "off_diagonal", "ridge"],
-        "kfac": ["bias", "embeddings", "off_diagonal", "ridge"],
+        "gram": ["bias", "embeddings", "equalize", "off_diagonal", "ridge"],
+        "kfac": ["bias", "embeddings", "equalize", "off_diagonal", "ridge"],
         "block_fisher": [],
         "actmat": [],
         "wudi": [],

@@ -132,6 +132,32 @@ def test_preconditioned_kfac_reaches_the_solution_of_plain_kfac() -> None:
         assert float(off @ a @ off / (size @ a @ size)) < 1e-7
 
 
+@pytest.mark.parametrize("objective", ["gram", "kfac"])
+def test_equalized_covariances_have_the_same_trace(objective: str) -> None:
+    name = "second.weight"
+    models, statistics = MODELS[:2], STATISTICS[:2]
+    merged = matsmerge.merge(
+        models,
+        BASE,
+        "mats",
+        statistics=statistics,
+        init="average",
+        objective=objective,
+        equalize=True,
+        solver="closed_form",
+    )[name]
+    dense = []
+    for one in statistics:
+        outer = one.output_factor("second") if objective == "kfac" else torch.eye(6)
+        matrix = torch.kron(outer.double(), one.gram("second").double())
+        dense.append(matrix / matrix.trace())
+    thetas = [s[name] for s in STATES[:2]]
+    start = (thetas[0].double() + thetas[1].double()) / 2
+    expected = solve_dense(dense, thetas, start)
+    off, a = (merged.double() - expected).flatten(), dense[0] + dense[1]
+    assert float(off @ a @ off / (expected.flatten() @ a @ expected.flatten())) < 1e-8
+
+
 def test_diagonal_fisher() -> None:
     merged = merge("diagonal_fisher")
     for name in BASE_STATE:

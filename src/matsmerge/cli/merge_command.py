@@ -188,6 +188,15 @@ def merge(
             rich_help_panel=_SOLVING,
         ),
     ] = None,
+    equalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--equalize/--no-equalize",
+            help="Give all models' covariances of a layer the same trace (gram, kfac).",
+            show_default=False,
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
     otherwise: Annotated[
         str | None,
         typer.Option(
@@ -308,6 +317,7 @@ def merge(
         "ridge": ridge,
         "bias": bias,
         "embeddings": embeddings,
+        "equalize": equalize,
         "otherwise": otherwise,
         "inputs": inputs,
     }

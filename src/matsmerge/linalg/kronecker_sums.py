@@ -46,8 +46,8 @@ def nearest_kronecker(terms: Sequence[Kronecker]) -> Kronecker:
     largest = float(scales.max())
     if not largest > 0:
         return terms[0]
-    units_o = torch.tensor([1 / (_trace(t.outputs) or 1) for t in terms], dtype=torch.float64)
-    units_g = torch.tensor([1 / (_trace(t.inputs) or 1) for t in terms], dtype=torch.float64)
+    units_o = torch.tensor([1 / (trace_of(t.outputs) or 1) for t in terms], dtype=torch.float64)
+    units_g = torch.tensor([1 / (trace_of(t.inputs) or 1) for t in terms], dtype=torch.float64)
     k_o = _inner_products([t.outputs for t in terms], units_o.tolist())
     k_g = _inner_products([t.inputs for t in terms], units_g.tolist())
     share = scales / largest
@@ -71,7 +71,7 @@ def _inner_products(factors: Sequence[Tensor], units: Sequence[float]) -> Tensor
 
 def scales_of(terms: Sequence[Kronecker]) -> list[float]:
     """The trace of each product."""
-    return [_trace(t.outputs) * _trace(t.inputs) for t in terms]
+    return [trace_of(t.outputs) * trace_of(t.inputs) for t in terms]
 
 
 def _combine(factors: Sequence[Tensor], coefficients: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class KroneckerBasis:
         """
         outputs = _turn(term.outputs.double(), self.outputs)
         inputs = term.inputs.double()
-        trace = _trace(inputs) or 1.0
+        trace = trace_of(inputs) or 1.0
         if self.inputs is not None:
             inputs = _turn(inputs, self.inputs)
         return Kronecker((outputs * (scale * trace)).float(), (inputs / trace).float())
@@ -137,7 +137,7 @@ def to_unit_trace(terms: Sequence[Kronecker]) -> tuple[list[Kronecker], list[flo
     """The products of factors with trace one, in float64, and what each was divided by."""
     units, scales = [], []
     for term in terms:
-        traces = _trace(term.outputs), _trace(term.inputs)
+        traces = trace_of(term.outputs), trace_of(term.inputs)
         scales.append(traces[0] * traces[1])
         outputs, inputs = (
             factor.double() / (trace or 1.0)
@@ -147,7 +147,8 @@ def to_unit_trace(terms: Sequence[Kronecker]) -> tuple[list[Kronecker], list[flo
     return units, scales
 
 
-def _trace(factor: Tensor) -> float:
+def trace_of(factor: Tensor) -> float:  # (d, d), (groups, d, d), or a diagonal (d,)
+    """The sum of a factor's eigenvalues."""
     diagonal = factor if factor.ndim == 1 else factor.diagonal(dim1=-2, dim2=-1)
     return float(diagonal.double().sum())
 

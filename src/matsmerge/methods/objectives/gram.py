@@ -9,6 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
+from matsmerge.linalg.kronecker_sums import trace_of
 from matsmerge.linalg.operators import Diagonal, Operator
 from matsmerge.linalg.operators import Gram as GramOperator
 from matsmerge.methods.objectives.fisher import check_everyone_has, check_shapes
@@ -35,6 +36,9 @@ class Gram(Objective):
     )
     bias: bool = Field(False, description="join each bias to its weight, as the input 1's column")
     embeddings: bool = Field(False, description="merge embeddings by how often tokens occur")
+    equalize: bool = Field(
+        False, description="give all models' covariances of a layer the same trace"
+    )
 
     def find(self, subject: Subject) -> Found | None:
         maps = [
@@ -58,6 +62,8 @@ class Gram(Objective):
         total = torch.zeros((), dtype=torch.float64)
         for m, num in zip(maps, rows, strict=True):
             total = total + self.adjusted(statistics, m, found, part.of) * (num / sum(rows))
+        if self.equalize:
+            total /= trace_of(total) or 1.0
         return Diagonal(total) if found.view.seen == "embedding" else GramOperator(total)
 
     def adjusted(self, statistics: Statistics, m: Map, found: Found, of: str) -> Tensor:

@@ -1,5 +1,6 @@
 """The block Fisher information of a layer, by K-FAC."""
 
+from matsmerge.linalg.kronecker_sums import trace_of
 from matsmerge.linalg.operators import Kronecker, Operator, Sum
 from matsmerge.linalg.rounding import without_negative
 from matsmerge.methods.objectives.gram import Gram
@@ -30,4 +31,8 @@ class Kfac(Gram):
             terms.append(
                 Kronecker(without_negative(outputs, stored), without_negative(inputs, stored))
             )
-        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
+        operator = terms[0] if len(terms) == 1 else Sum(tuple(terms))
+        if not self.equalize:
+            return operator
+        trace = sum(trace_of(term.outputs) * trace_of(term.inputs) for term in terms)
+        return operator * (1 / (trace or 1.0))
