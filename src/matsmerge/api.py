@@ -122,14 +122,14 @@ def merge_trajectory(
     **parameters: Any,
 ) -> dict[int, dict[str, Tensor]]:
     """The merged state dict after each of these iterations of the last solver, from one run."""
+    if isinstance(iterations, int) or not iterations:
+        raise RecipeError(f"iterations: expected a list such as [10, 20], found {iterations!r}")
     recipe = {
         "overrides": list(overrides),
         "heads": heads,
         "dtype": dtype,
         "trajectory": list(iterations),
     }
-    if not iterations:
-        raise RecipeError("iterations: name at least one")
     prepared = _prepare(models, base, method, parameters, statistics, weights, recipe, force=force)
     found = merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)
     return {at: state for at, state in found.items() if at is not None}
@@ -202,8 +202,10 @@ def _by_name(
         if unknown:
             raise RecipeError(unknown)
         return dict(given)
-    if isinstance(given, (str, Path)) or len(given) != len(names):
-        num = 1 if isinstance(given, (str, Path)) else len(given)
+    if isinstance(given, (str, Path)) or not isinstance(given, Sequence):
+        raise RecipeError(f"{what}: expected one for each model, in order or by name")
+    if len(given) != len(names):
+        num = len(given)
         raise RecipeError(f"{num} {what} for {len(names)} models; give one for each, in order")
     return dict(zip(names, given, strict=True))
 

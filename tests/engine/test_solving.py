@@ -293,17 +293,6 @@ def test_lowest_eigenvalue(dim: int) -> None:
 
 def test_a_shared_module_counts_all_its_rows() -> None:
     """A weight that two places use is merged by the rows of both."""
-
-    class Twice(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one = torch.nn.Linear(4, 4, bias=False)
-            self.two = torch.nn.Linear(4, 4, bias=False)
-            self.two.weight = self.one.weight
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.two(torch.tanh(self.one(x)))  # type: ignore[no-any-return]
-
     torch.manual_seed(0)
     models = [Twice() for _ in range(2)]
     batches = [torch.randn(20, 4) for _ in range(3)]
@@ -319,3 +308,138 @@ def test_a_shared_module_counts_all_its_rows() -> None:
     expected = (top @ torch.linalg.inv(grams[0] + grams[1])).float()
     torch.testing.assert_close(merged["one.weight"], expected, rtol=1e-4, atol=1e-5)
     assert torch.equal(merged["one.weight"], merged["two.weight"])
+
+
+class Twice(torch.nn.Module):
+    """Two places that use one weight, and a scale without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one = torch.nn.Linear(4, 4, bias=False)
+        self.two = torch.nn.Linear(4, 4, bias=False)
+        self.two.weight = self.one.weight
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scale * self.two(torch.tanh(self.one(x)))  # type: ignore[no-any-return]
+
+
+def squares(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).square().sum(1)  # type: ignore[no-any-return]
+
+
+def test_kfac_in_closed_form_is_refused_where_a_weight_is_used_twice() -> None:
+    torch.manual_seed(0)
+    models = [Twice() for _ in range(2)]
+    statistics = [matsmerge.collect(m, [torch.randn(20, 4)], "kfac", loss=squares) for m in models]
+    options: dict[str, Any] = {"objective": "kfac", "init": "average"}
+    with pytest.raises(
+        StatisticsError, match=r"one.weight' is used by several modules: .*4 models"
+    ):
+        matsmerge.merge(
+            models, None, "mats", statistics=statistics, solver="closed_form", **options
+        )
+    matsmerge.merge(models, None, "mats", statistics=statistics, **options)
+
+
+def test_parameters_without_dimensions() -> None:
+    torch.manual_seed(0)
+    models = [Twice() for _ in range(2)]
+    with torch.no_grad():
+        models[1].scale.fill_(3.0)
+    statistics = [
+        matsmerge.collect(m, [torch.randn(20, 4)], "fisher", loss=squares) for m in models
+    ]
+    merged = matsmerge.merge(models, None, "diagonal_fisher", statistics=statistics)
+    fishers = [float(s.fisher("scale")) for s in statistics]
+    expected = (fishers[0] * 1.5 + fishers[1] * 3.0) / sum(fishers)
+    assert float(merged["scale"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_singular_kfac_leaves_the_null_space_at_the_init() -> None:
+    """Inputs that live in a subspace say nothing of what is outside of it."""
+    torch.manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(24, 24))[0]
+    inside, outside = basis[:, :8], basis[:, 8:]
+    base = torch.nn.Linear(24, 6, bias=False)
+    models = [torch.nn.Linear(24, 6, bias=False) for _ in range(3)]
+    statistics = [
+        matsmerge.collect(m, [torch.randn(300, 8) @ inside.T], "kfac", loss=squares) for m in models
+    ]
+    init = matsmerge.merge(models, base, "task_arithmetic", scale=0.3)["weight"]
+    for iterations in (10, 100, 1000):
+        merged = matsmerge.merge(
+            models, base, "mats_kfac", statistics=statistics, bias=False, iterations=iterations
+        )["weight"]
+        assert float(((merged - init) @ outside).norm()) < 1e-4
+        assert float(((merged - init) @ inside).norm()) > 0.1
+
+
+def test_gpt2_weights_are_told_by_their_shapes() -> None:
+    """Attention that makes queries, keys and values at once is (d, 3 d) there, others (3 d, d)."""
+    torch.manual_seed(0)
+    base = {"h.0.attn.c_attn.weight": torch.randn(4, 12), "h.0.mlp.c_fc.weight": torch.randn(4, 16)}
+    models = [{n: t + 0.1 * torch.randn_like(t) for n, t in base.items()} for _ in range(2)]
+    merged = matsmerge.merge(models, base, "ace")
+    turned = matsmerge.merge(
+        [{n.replace("c_", "x_"): t.T.contiguous() for n, t in m.items()} for m in models],
+        {n.replace("c_", "x_"): t.T.contiguous() for n, t in base.items()},
+        "ace",
+    )
+    for name, values in merged.items():
+        torch.testing.assert_close(values, turned[name.replace("c_", "x_")].T)
+
+
+def test_memory_of_embeddings_is_not_that_of_a_matrix() -> None:
+    torch.manual_seed(0)
+    models = [torch.nn.Embedding(3000, 2) for _ in range(2)]
+    statistics = {
+        f"m{i}": matsmerge.collect(m, [torch.randint(0, 3000, (50,))], "gram")
+        for i, m in enumerate(models)
+    }
+    recipe = make_recipe(
+        {"models": ["m0", "m1"], "method": {"name": "regmean", "embeddings": True}}
+    )
+    prepared = prepare(recipe, dict(zip(statistics, models, strict=True)), statistics)
+    assert prepared.plan.peak_bytes(1) < 100e6
+
+
+def test_trajectories_are_those_of_the_last_stage(folders: list[Path]) -> None:
+    """What only an earlier stage has something for keeps that stage's iterations."""
+    stages = [{"objective": "fisher", "iterations": 4}, {"objective": "gram", "iterations": 2}]
+    steps = matsmerge.merge_trajectory(
+        folders[1:], folders[0], "mats", stages=stages, iterations=[1, 2]
+    )
+    alone = matsmerge.merge(folders[1:], folders[0], "mats", stages=stages)
+    for name, values in alone.items():
+        torch.testing.assert_close(steps[2][name], values, rtol=1e-6, atol=1e-7)
+    assert torch.equal(steps[1]["norm.weight"], alone["norm.weight"])
+
+
+def test_each_parameter_has_its_own_reports(folders: list[Path], tmp_path: Path) -> None:
+    stages = [{"objective": "gram", "bias": True}, {"objective": "fisher"}]
+    out = matsmerge.merge(folders[1:], folders[0], "mats", stages=stages, out=tmp_path / "out")
+    parameters = json.loads((out / "merge.json").read_text())["parameters"]
+
+    def solved(name: str) -> list[tuple[int, str]]:
+        return [(r["stage"], r["objective"]) for r in parameters[name]["solved"]]
+
+    assert solved("out.weight") == [(0, "gram"), (1, "fisher")]
+    assert solved("out.bias") == [(1, "fisher")]
+    assert solved("norm.weight") == [(1, "fisher")]
+
+
+def test_arguments_that_are_not_lists() -> None:
+    with pytest.raises(RecipeError, match="expected one for each model"):
+        matsmerge.merge(MODELS[:1], BASE, "mats", statistics=make_statistics()[0])  # type: ignore[call-overload]
+    with pytest.raises(RecipeError, match="expected a list"):
+        matsmerge.merge_trajectory(MODELS, BASE, "mats", iterations=5)  # type: ignore[arg-type]
+
+
+def test_a_trace_inside_the_output_is_refused(folders: list[Path], tmp_path: Path) -> None:
+    recipe = make_recipe(
+        {"models": [str(f) for f in folders[1:]], "base": str(folders[0]), "method": "mats"}
+    )
+    out = tmp_path / "out"
+    with pytest.raises(matsmerge.OutputError, match="inside of the output"):
+        merge_to_folder(prepare(recipe), out, trace=out / "trace.jsonl")

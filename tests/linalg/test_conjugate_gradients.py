@@ -1,6 +1,7 @@
 """Conjugate gradients against dense float64 solves, and what they do when rounding takes over."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -338,7 +339,8 @@ def test_rounding_of_singular_factors_does_not_run_away(
 ) -> None:
     """Few examples: the factors are singular, and rounded to float32 not even positive.
 
-    So they are raised by what rounding may have taken away, as the K-FAC objective does. With the statistics before rounding as the judge, going on must not spoil what was reached.
+    So they are raised by what rounding may have taken away, as the K-FAC objective does. With the
+    statistics before rounding as the judge, going on must not spoil what was reached.
     """
     shape = (32, 40)
     generator = seeded(0)
@@ -364,6 +366,46 @@ def test_rounding_of_singular_factors_does_not_run_away(
         # A sum of squares, but for what rounding the statistics does to it.
         assert solution.objective > -1e-6 * before
     assert judge.objective(judge.start + solution.correction) < 1e-8 * before
+
+
+class Deceiving(Operator):
+    """A Gram whose float32 products are too small, from the 26th on."""
+
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.num_products = 0
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        self.num_products += x.dtype == torch.float32
+        deceives = x.dtype == torch.float32 and self.num_products > 25
+        return x @ self.matrix.to(x.dtype) * (0.4 if deceives else 1.0)
+
+    def __mul__(self, scale: float, /) -> Operator:
+        raise NotImplementedError
+
+    def diagonal(self) -> Tensor:
+        return self.matrix.diagonal()
+
+
+def test_the_last_iterate_known_to_be_good_is_kept() -> None:
+    """Wrong products make steps too long; what that does is seen when the residual is renewed."""
+    matrix = spread(seeded(0), 60, 1e4)
+    start = torch.zeros(3, 60, dtype=F64)
+    weights = [normal(seeded(model), 3, 60) for model in (1, 2)]
+    keep = (10, 20, 30, 40)
+
+    def solve(iterations: int) -> Solution:
+        system = make_system([(Gram(matrix / 2), w) for w in weights], start)
+        system = replace(system, operator=Deceiving(matrix))
+        return conjugate_gradients(system, Limits(iterations, keep=keep), products=torch.float32)
+
+    good, bad = solve(20), solve(1000)
+    assert bad.status is Status.FLOOR
+    assert 20 <= bad.iterations < 1000
+    assert bad.objective <= good.objective
+    for at in (10, 20):
+        assert torch.equal(bad.kept[at], good.kept[at])
+    assert torch.equal(bad.kept[40], bad.correction)
 
 
 # Preconditioning, held-out data

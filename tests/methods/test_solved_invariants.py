@@ -111,6 +111,9 @@ def test_a_model_with_weight_zero_does_not_count() -> None:
         ({"weights": [0.0, 0.0, 0.0]}, "sum to zero"),
         ({"init": "slerp"}, "exactly 2 models"),
         ({"objective": "grm"}, "did you mean 'gram'"),
+        ({"objective": ["gram", "kfac"]}, "several rounds are stages"),
+        ({"init": {"name": "passthrough", "model": "base"}}, "passthrough is for overrides"),
+        ({"objective": {"name": "gram", "ridge": float("inf")}}, "finite"),
         ({"iterations": 2.5}, "iterations"),
         ({"solver": "closed_form", "iterations": 3}, "unknown parameter 'iterations'"),
         ({"statistics_of": 3}, "unknown parameter 'statistics_of'"),
@@ -127,3 +130,26 @@ def test_base_is_needed_where_it_is_used() -> None:
         with pytest.raises(RecipeError, match="needs a base"):
             matsmerge.merge(MODELS, None, method, statistics=STATISTICS)
     matsmerge.merge(MODELS, None, "mats", statistics=STATISTICS, init="average")
+
+
+def test_named_methods_may_have_stages() -> None:
+    merged = matsmerge.merge(
+        MODELS,
+        BASE,
+        "mats_kfac",
+        statistics=STATISTICS,
+        stages=[{"objective": "gram", "iterations": 3}],
+    )
+    same = matsmerge.merge(MODELS, BASE, "mats", statistics=STATISTICS, iterations=3)
+    assert all(torch.equal(values, same[name]) for name, values in merged.items())
+
+
+def test_equal_entries_are_trimmed_by_number() -> None:
+    base = {"w.weight": torch.zeros(6, 5)}
+    signs = torch.randn(6, 5, generator=torch.Generator().manual_seed(0)).sign()
+    models = [{"w.weight": 0.01 * signs}, {"w.weight": 0.01 * signs.flip(0)}]
+    merged = matsmerge.merge(models, base, "tact", density=0.5, init="average")["w.weight"]
+    assert bool(merged.isfinite().all())
+    one, two = (float((merged - m["w.weight"]).norm()) for m in models)
+    assert one > 0
+    assert two > 0

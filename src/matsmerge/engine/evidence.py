@@ -64,7 +64,9 @@ def gather_evidence(
             problems += _lacking(found, kinds, held_out)
             if not force:
                 check_belongs(found, model.checkpoint)
-            evidence.append(Evidence(found.arrays.label, found, model.names))
+            is_object = isinstance(source, Statistics) and found.arrays.place is None
+            label = f"statistics of {model.name}" if is_object else found.arrays.label
+            evidence.append(Evidence(label, found, model.names))
         except MatsError as error:
             problems += error.problems
     if problems:
@@ -94,15 +96,17 @@ def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> It
             yield f"{label}: has no held-out set to stop by; collect again with --held-out 0.2"
         elif header.sets[name].num_examples == 0:
             yield f"{label}: was collected from no examples ({name}); collect again"
-    if held_out and HELD_OUT in header.sets:
+    if held_out and HELD_OUT in header.sets and header.sets[HELD_OUT].num_examples > 0:
         used = {array for kind in kinds for array in _ARRAYS[kind]}
-        for name in header.forms:
-            of, kind, rest = name.split("/", 2)
-            if of == MAIN and kind in used and f"{HELD_OUT}/{kind}/{rest}" not in header.forms:
-                yield (
-                    f"{label}: the held-out set has no {kind}/{rest}, which no held-out example "
-                    "used; hold out more of them (mats collect --held-out)"
-                )
+        arrays = (name.split("/", 1) for name in header.forms)
+        own = [rest for of, rest in arrays if of == MAIN and rest.split("/")[0] in used]
+        missing = [rest for rest in own if f"{HELD_OUT}/{rest}" not in header.forms]
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            yield (
+                f"{label}: the held-out set has no {', '.join(missing[:3])}{more}, which no "
+                "held-out example used; hold out more of them (mats collect --held-out)"
+            )
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from matsmerge.checkpoints.alignment import Alignment
-from matsmerge.checkpoints.companions import read_json
 from matsmerge.checkpoints.summary import kind_of
 from matsmerge.engine.parameter import Parameter
 from matsmerge.errors import StatisticsError
 from matsmerge.methods.mats import Mats, Stage
 from matsmerge.methods.objectives.objective import Evidence, Found, Subject, View
 
-# Weights of these layers are (in, out) in the checkpoints of these models.
+# Weights of these layers are (in, out) in GPT-2 and its kin.
 _TRANSPOSED = re.compile(r"\.(c_attn|q_attn|c_proj|c_fc)\.weight$")
-_TRANSPOSED_MODELS = ("gpt2", "openai-gpt", "imagegpt", "decision_transformer", "clvp")
 
 
 @dataclass(frozen=True)
@@ -23,6 +20,7 @@ class Round:
 
     parameter: str
     number: int  # of the stage
+    is_last: bool  # is it the method's last?
     stage: Stage
     found: Found
 
@@ -41,20 +39,20 @@ class Layer:
     @property
     def shares(self) -> object:
         """Layers for which this is equal have the same matrices to decompose."""
-        sharing = next((r.found.sharing for r in self.rounds if r.found.sharing), None)
+        grams = (r.found for r in self.rounds if r.stage.objective.statistic != "kfac")
+        sharing = next((found.sharing for found in grams if found.sharing), None)
         return (self.parameters[0].rule, sharing) if sharing else self.name
 
 
-def find_layers(
-    parameters: Sequence[Parameter], alignment: Alignment, evidence: Sequence[Evidence]
-) -> list[Layer]:
+def find_layers(parameters: Sequence[Parameter], evidence: Sequence[Evidence]) -> list[Layer]:
     """All layers that some objective has something for, in order; every problem at once."""
     problems: list[str] = []
     rounds: dict[str, list[Round]] = {}
     by_name = {p.name: p for p in parameters}
-    is_transposed = _has_transposed_weights(alignment)
+    is_transposed = _has_transposed_weights(parameters)
     for parameter in parameters:
-        if isinstance(parameter.rule.method, Mats) and parameter.compute_dtype is not None:
+        is_number = parameter.compute_dtype is not None and parameter.spec.num_elements > 0
+        if isinstance(parameter.rule.method, Mats) and is_number:
             subject = Subject(
                 parameter.name,
                 tuple(parameter.spec.shape),
@@ -72,14 +70,23 @@ def find_layers(
 
 def _find_rounds(method: Mats, subject: Subject) -> tuple[list[Round], list[str]]:
     rounds, problems = [], []
-    for number, stage in enumerate(method.rounds):
+    method_stages = method.rounds
+    for number, stage in enumerate(method_stages):
         try:
             found = stage.objective.find(subject)
         except StatisticsError as error:
             problems += error.problems
             continue
-        if found is not None:
-            rounds.append(Round(subject.parameter, number, stage, found))
+        if found is None:
+            continue
+        num_products = sum(map(len, found.keys))
+        reason = stage.solver.refusal(stage.objective.statistic, num_products)
+        if reason is not None and num_products > len(found.keys):
+            problems.append(f"'{subject.parameter}' is used by several modules: {reason}")
+        else:
+            rounds.append(
+                Round(subject.parameter, number, stage is method_stages[-1], stage, found)
+            )
     return rounds, problems
 
 
@@ -126,9 +133,7 @@ def _view(parameter: Parameter, is_transposed: bool) -> View:
     return View("vector") if kind == "vector" else View("as it is")
 
 
-def _has_transposed_weights(alignment: Alignment) -> bool:
-    for model in alignment.everyone:
-        folder = model.checkpoint.folder
-        if folder is not None and (folder / "config.json").exists():
-            return read_json(folder / "config.json").get("model_type") in _TRANSPOSED_MODELS
-    return False
+def _has_transposed_weights(parameters: Sequence[Parameter]) -> bool:
+    """Is this GPT-2 or its kin? Its c_attn makes queries, keys and values, and is (d, 3 d)."""
+    shapes = [p.spec.shape for p in parameters if p.name.endswith(".c_attn.weight")]
+    return bool(shapes) and all(len(s) == 2 and s[1] == 3 * s[0] for s in shapes)

@@ -114,13 +114,13 @@ def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
     """Residual and objective of every layer, system and iteration, one line of JSON for each."""
     with path.open("w") as file:
         for name, parameter in manifest["parameters"].items():
-            for number, report in enumerate(parameter.get("solved", ())):
+            for report in parameter.get("solved", ()):
                 values = report.get("objective_values", ())
                 held_out = report.get("held_out_values", ())
                 for i, residual in enumerate(report.get("residuals", ())):
                     line = {
                         "parameter": name,
-                        "stage": number,
+                        "stage": report["stage"],
                         "objective": report["objective"],
                         "iteration": i,
                         "residual": residual,

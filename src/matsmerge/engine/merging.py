@@ -49,8 +49,7 @@ def merge_in_memory(
     """The merged state dicts, by iteration; tied weights are one tensor under several names."""
     progress = progress or Silent()
     executor = executor or LocalExecutor()
-    if not allow_nonfinite:
-        check_values(prepared.evidence, prepared.methods, executor, progress)
+    check_values(prepared.evidence, prepared.methods, executor, progress)
     worker = Worker(prepared.alignment, allow_nonfinite, prepared.evidence)
     measured = measure(prepared.plan, worker, executor, progress)
     results = {
@@ -95,9 +94,10 @@ def merge_to_folder(
     executor = executor or LocalExecutor()
     target = target.absolute()
     layout = prepared.layout(max_shard_bytes)
+    if trace is not None and trace.resolve().is_relative_to(target.resolve()):
+        raise OutputError(f"{trace}: is inside of the output folder, which is not there yet")
     check_output(prepared, target, layout, overwrite=overwrite, resume=resume)
-    if not allow_nonfinite:
-        check_values(prepared.evidence, prepared.methods, executor, progress)
+    check_values(prepared.evidence, prepared.methods, executor, progress)
     inputs = describe_inputs(prepared)
     identity = identify(prepared, layout, inputs, allow_nonfinite)
     output = OutputFolder(target, layout, identity, list(prepared.models.values()))

@@ -144,7 +144,7 @@ def make_plan(
             together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)
-    layers = find_layers(parameters, alignment, evidence)
+    layers = find_layers(parameters, evidence)
     solved = {p.name for layer in layers for p in layer.parameters}
     solving = list(make_solve_jobs(layers, alignment, num_kept))
     others = [p for p in parameters if p.name not in solved]
@@ -238,14 +238,12 @@ def _solving_bytes(layer: Layer, alignment: Alignment, num_kept: int) -> int:
         d, o = one.found.num_inputs, one.found.num_outputs
         groups = one.found.view.num_groups
         iterates = (_ITERATES + num_kept) * 8 * groups * d * o
+        of_inputs = groups * d * d if one.found.is_dense else 0
         if one.stage.objective.statistic == "kfac":
-            factors = groups * (o * o + (0 if one.found.view.seen == "embedding" else d * d))
-            matrices = (8 * len(alignment.models) + 8 * _MATRICES) * factors
-        elif one.found.sharing or one.stage.objective.needs_base:
+            matrices = 8 * (len(alignment.models) + _MATRICES) * (groups * o * o + of_inputs)
+        elif of_inputs or one.stage.solver.needs_matrix:
             matrices = 8 * _MATRICES * groups * d * d
-        elif one.found.view.seen == "vector":
-            matrices = max(8 * _MATRICES * d * d, one.found.num_bytes)
         else:
-            matrices = 0
+            matrices = one.found.num_bytes
         peak = max(peak, iterates + matrices)
     return peak + 8 * (2 + num_kept) * num_values

@@ -194,7 +194,9 @@ def _otherwise_notes(prepared: PreparedMerge) -> list[str]:
     if not names:
         return []
     chosen = {
-        p.rule.method.otherwise for p in prepared.plan.parameters if isinstance(p.rule.method, Mats)
+        p.rule.method.otherwise
+        for p in prepared.plan.parameters
+        if isinstance(p.rule.method, Mats) and p.name in names
     }
     what = (
         "averaged"

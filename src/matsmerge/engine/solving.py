@@ -32,7 +32,7 @@ class Solved:
 
     values: Values
     kept: Mapping[int, Values]
-    reports: list[dict[str, Any]]
+    reports: dict[str, list[dict[str, Any]]]  # of each parameter
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,14 @@ class LayerSolver:
     def solve(self, layer: Layer, start: Values) -> Solved:
         """Go through all rounds from the values of the init."""
         values, kept = dict(start), {at: dict(start) for at in self.keep}
-        reports = []
-        for number, one in enumerate(layer.rounds):
-            # Iterates are kept of each parameter's last round.
-            later = layer.rounds[number + 1 :]
-            is_last = not any(_touched(one) & _touched(other) for other in later)
+        reports: dict[str, list[dict[str, Any]]] = {}
+        for one in layer.rounds:
             x0 = self._matrix(one, values)
             system = self._system(one, x0, MAIN)
             held_out = None
             if one.stage.solver.uses_held_out:
                 held_out = self._system(one, x0, HELD_OUT)
-            iterates = one.stage.solver.iterates and is_last
+            iterates = one.is_last and one.stage.solver.iterates
             problem = Problem(
                 system,
                 x0,
@@ -77,7 +74,7 @@ class LayerSolver:
                     if at_this is None
                     else self._split(one, at_this, values)
                 )
-            reports.append(describe(one, system, solution))
+            reports.setdefault(one.parameter, []).append(describe(one, system, solution))
         return Solved(values, kept, reports)
 
     def _system(self, one: Round, x0: Tensor, of: str) -> System:
@@ -114,14 +111,12 @@ class LayerSolver:
         return result
 
     def _stored(self, one: Round) -> torch.dtype:
-        """The coarsest precision the round's statistics are stored in."""
-        found: set[torch.dtype] = {torch.float32}
-        if one.found.keys:
-            for evidence in self.evidence:
-                found |= {s.dtype for s in evidence.statistics.arrays.specs.values()}
-        return max(
-            (d for d in found if d.is_floating_point), key=lambda dtype: torch.finfo(dtype).eps
-        )
+        """The coarsest precision the statistics are stored in."""
+        if not one.found.keys:
+            return torch.float32
+        specs = (s for e in self.evidence for s in e.statistics.arrays.specs.values())
+        found = {s.dtype for s in specs if s.dtype.is_floating_point}
+        return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
 
 @dataclass(frozen=True)
@@ -143,11 +138,12 @@ class _Decompositions(threading.local):
     """The last eigendecomposition, for the next layer with the same matrix."""
 
     matrix: Tensor | None = None
+    stored: torch.dtype | None = None
     basis: Eigenbasis | None = None
 
     def get(self, matrix: Tensor, stored: torch.dtype) -> Eigenbasis:
-        last = self.matrix
-        if self.basis is not None and last is not None and torch.equal(last, matrix):
+        last, is_same = self.matrix, self.stored == stored
+        if self.basis is not None and last is not None and is_same and torch.equal(last, matrix):
             return self.basis
         basis = decompose(matrix, stored)
         if basis.lowest < _NEGATIVE:
@@ -155,7 +151,7 @@ class _Decompositions(threading.local):
                 f"a covariance has the eigenvalue {basis.lowest:.2g} relative to its largest: it "
                 "is not a second moment. The statistics are damaged; collect them again"
             )
-        self.matrix, self.basis = matrix, basis
+        self.matrix, self.stored, self.basis = matrix, stored, basis
         return basis
 
 
@@ -166,6 +162,7 @@ def describe(one: Round, system: System, solution: Solution) -> dict[str, Any]:
     """What a solution is worth, plain enough for merge.json."""
     trace = solution.trace
     return {
+        "stage": one.number,
         "objective": name_of("objective", one.stage.objective),
         "solver": name_of("solver", one.stage.solver),
         "status": solution.status.name.lower(),

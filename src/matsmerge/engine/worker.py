@@ -65,7 +65,7 @@ class Worker:
 
     def _solve(self, job: SolveJob, measured: Mapping[str, Measured], sinks: Sinks) -> Receipt:
         squares: list[float] = []
-        reports = {}
+        reports: dict[str, list[dict[str, Any]]] = {}
         keep = tuple(at for at in sinks if at is not None)
         for layer in job.layers:
             rule = layer.parameters[0].rule
@@ -78,7 +78,7 @@ class Worker:
             except StatisticsError as error:
                 problems = [f"'{layer.name}': {problem}" for problem in error.problems]
                 raise StatisticsError(problems) from error
-            reports[layer.name] = solved.reports
+            reports |= solved.reports
             for at, sink in sinks.items():
                 values = solved.values if at is FINAL else solved.kept[at]
                 for name, parameter in own.items():
@@ -98,7 +98,7 @@ class Worker:
             end = min(begin + BLOCK_ELEMENTS, num_elements)
             site = self._site(parameter, begin, end, check=not measured)
             values[begin:end] = method.start.merge(site, measured)
-        return values.view(*parameter.spec.shape)
+        return values.view(parameter.spec.shape)
 
     def _load_whole(
         self, parameters: Mapping[str, Parameter], model: int | None, name: str
@@ -108,7 +108,7 @@ class Worker:
         assert aligned is not None
         check = not self.allow_nonfinite
         flat = self._load(parameter, 0, parameter.spec.num_elements, check, aligned)
-        return flat.double().view(*parameter.spec.shape)
+        return flat.double().view(parameter.spec.shape)
 
     def _write_whole(self, parameter: Parameter, values: Tensor, sink: Sink) -> None:
         if not self.allow_nonfinite:

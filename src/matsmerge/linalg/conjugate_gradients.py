@@ -156,18 +156,24 @@ def jacobi(operator: Operator) -> Precondition:
 
 
 def solve_kronecker_sum(
-    system: System, limits: Limits, *, damping: float = 0.01, held_out: System | None = None
+    system: System,
+    limits: Limits,
+    *,
+    damping: float = 0.01,
+    held_out: System | None = None,
+    stored: torch.dtype = torch.float32,
 ) -> Solution:
     """Conjugate gradients on a sum of Kronecker products, preconditioned by the nearest one.
 
     Everything happens in the preconditioner's eigenbasis, where it is a division by
-    λ_O λ_G + damping * mean(λ_O λ_G), and where products may be taken in float32.
+    λ_O λ_G + damping * mean(λ_O λ_G), and where products may be taken in float32. Directions that
+    no model has anything for stay at the start.
     """
     if not bool(system.residual.any()):
         return conjugate_gradients(system, replace(limits, iterations=0))
     terms = kroneckers_of(system.operator)
     largest = max(scales_of(terms))
-    basis = decompose_kronecker(nearest_kronecker(terms))
+    basis = decompose_kronecker(nearest_kronecker(terms), stored)
     damped = (basis.values + damping * basis.values.mean()) / largest
 
     def enter(outside: System) -> System:
@@ -182,7 +188,7 @@ def solve_kronecker_sum(
     solution = conjugate_gradients(
         enter(system),
         limits,
-        precondition=lambda r: r / damped,
+        precondition=lambda r: torch.where(basis.values > 0, r / damped, 0),
         held_out=None if held_out is None else enter(held_out),
         products=torch.float32,
     )

@@ -17,6 +17,7 @@ from matsmerge.linalg.rounding import rounding_level
 from matsmerge.linalg.system import Solution, Status, System
 
 _ALTERNATIONS = 20
+_RAISED = 4  # times the level of rounding, which factors may have been raised by
 _PANEL = 512  # columns computed at once
 
 
@@ -87,7 +88,7 @@ class KroneckerBasis:
 
     outputs: Tensor  # Q_O (out, out)
     inputs: Tensor | None  # Q_G (in, in); None: the factor is diagonal already
-    values: Tensor  # (out, in)
+    values: Tensor  # (out, in); 0 in directions that neither factor has but by rounding
 
     def enter(self, x: Tensor) -> Tensor:
         x = self.outputs.mT @ x
@@ -123,14 +124,21 @@ def _turn(matrix: Tensor, q: Tensor) -> Tensor:
     return turned
 
 
-def decompose_kronecker(product: Kronecker) -> KroneckerBasis:
-    values_o, q_o = torch.linalg.eigh(product.outputs.double())
+def decompose_kronecker(product: Kronecker, stored: torch.dtype = torch.float32) -> KroneckerBasis:
+    """The eigenbasis of a product of factors that were stored in another precision."""
+    values_o, q_o = _decompose(product.outputs.double(), stored)
     if product.inputs.ndim == 1:
         values_g, q_g = product.inputs.double(), None
     else:
-        values_g, q_g = torch.linalg.eigh(product.inputs.double())
-    values = values_o.clamp(min=0).unsqueeze(-1) * values_g.clamp(min=0).unsqueeze(-2)
-    return KroneckerBasis(q_o, q_g, values)
+        values_g, q_g = _decompose(product.inputs.double(), stored)
+    return KroneckerBasis(q_o, q_g, values_o.unsqueeze(-1) * values_g.unsqueeze(-2))
+
+
+def _decompose(factor: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, those that are only rounding or made up for it as 0, and eigenvectors."""
+    values, vectors = torch.linalg.eigh(factor)
+    level = _RAISED * rounding_level(factor, stored)
+    return torch.where(values > level.unsqueeze(-1), values, 0), vectors
 
 
 def to_unit_trace(terms: Sequence[Kronecker]) -> tuple[list[Kronecker], list[float]]:

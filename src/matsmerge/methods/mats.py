@@ -27,6 +27,7 @@ from matsmerge.methods.objectives import OBJECTIVES
 from matsmerge.methods.objectives.fisher import BlockFisher
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.objective import Objective
+from matsmerge.methods.passthrough import Passthrough
 from matsmerge.methods.solvers import SOLVERS, ConjugateGradients, Solver
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
@@ -57,7 +58,7 @@ class Parts(BaseModel):
     not named, or named as the default is, keeps what the default has been given.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     @classmethod
     def part_classes(cls, given: Mapping[str, Any]) -> dict[str, type[BaseModel]]:
@@ -72,13 +73,16 @@ class Parts(BaseModel):
                 name = value.get("name") if isinstance(value, Mapping) else value
                 if name is None:
                     classes[part] = type(cls.model_fields[part].default)
-                elif name in table:
+                elif isinstance(name, str) and name in table:
                     classes[part] = table[name]
                 else:
+                    hint = closest(str(name), table)
+                    if isinstance(name, list):
+                        hint = ": expected one name; several rounds are stages"
                     raise PydanticCustomError(
                         "method_parameters",
                         "unknown {part} '{name}'{hint}",
-                        {"part": part, "name": name, "hint": closest(str(name), table)},
+                        {"part": part, "name": str(name), "hint": hint},
                     )
         return classes
 
@@ -106,13 +110,14 @@ class Parts(BaseModel):
             options[part] = {key: getattr(default, key) for key in kept}
             if isinstance(value, Mapping):
                 options[part] |= {key: v for key, v in value.items() if key != "name"}
+        given = {part for part in options if part in data}
         for key in values.keys() - cls.model_fields.keys():
             owner = next((p for p in options if key in classes[p].model_fields), None)
             if owner is not None:
                 options[owner][key] = values.pop(key)
-        for part, part_options in options.items():
-            if part in data or part_options:
-                values[part] = _make(part, classes[part], part_options)
+                given.add(owner)
+        for part in given:
+            values[part] = _make(part, classes[part], options[part])
         return values
 
 
@@ -255,9 +260,11 @@ class Mats(Parts, Method):
 
     def refusals(self, num_models: int) -> Iterator[str]:
         """Why this combination has no meaning."""
+        if isinstance(self.start, Passthrough):
+            yield "passthrough is for overrides; name a method that merges as the init"
         for stage in self.rounds:
             reason = stage.solver.refusal(stage.objective.statistic, num_models)
-            if reason:
+            if reason is not None:
                 yield reason
         if self.uses_merged_inputs and not any(isinstance(s.objective, Gram) for s in self.rounds):
             yield (

@@ -71,7 +71,7 @@ Measuring = Generator[Pass, list[Any], Measured]
 class Method(BaseModel, ABC):
     """Hyperparameters, and what to do with them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     needs_base: ClassVar[bool] = False
     num_models: ClassVar[int | None] = None  # where only one number makes sense

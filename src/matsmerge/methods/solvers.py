@@ -44,7 +44,7 @@ class Problem:
 class Solver(BaseModel, ABC):
     """Hyperparameters of a solver, and how to run it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     iterates: ClassVar[bool] = False
 
@@ -52,8 +52,13 @@ class Solver(BaseModel, ABC):
     def uses_held_out(self) -> bool:
         return False
 
-    def refusal(self, statistic: str | None, num_models: int) -> str | None:  # noqa: ARG002
-        """Why it has no meaning for an objective with this statistic, if so."""
+    @property
+    def needs_matrix(self) -> bool:
+        """Whether it writes out the covariance of inputs, however that is stored."""
+        return False
+
+    def refusal(self, statistic: str | None, num_products: int) -> str | None:  # noqa: ARG002
+        """Why it has no meaning for a statistic, and one operator for each model, if so."""
         return None
 
     @abstractmethod
@@ -75,7 +80,10 @@ class ConjugateGradients(Solver):
         "none", description="kronecker: the nearest single Kronecker product, for kfac"
     )
     damping: float = Field(
-        0.01, gt=0, description="of the kronecker preconditioner, relative to its mean eigenvalue"
+        0.01,
+        allow_inf_nan=False,
+        gt=0,
+        description="of the kronecker preconditioner, relative to its mean eigenvalue",
     )
     stop: Literal["fixed", "held_out"] = Field(
         "fixed", description="held_out: where the objective on held-out statistics is lowest"
@@ -88,7 +96,11 @@ class ConjugateGradients(Solver):
     def uses_held_out(self) -> bool:
         return self.stop == "held_out"
 
-    def refusal(self, statistic: str | None, num_models: int) -> str | None:  # noqa: ARG002
+    @property
+    def needs_matrix(self) -> bool:
+        return self.form == "eigenbasis"
+
+    def refusal(self, statistic: str | None, num_products: int) -> str | None:  # noqa: ARG002
         if self.preconditioner == "kronecker" and statistic != "kfac":
             return "the kronecker preconditioner is made of K-FAC factors; use objective kfac"
         return None
@@ -98,7 +110,13 @@ class ConjugateGradients(Solver):
         iterations = max(problem.keep, default=self.iterations)
         limits = Limits(iterations, self.tolerance, problem.keep)
         if self.preconditioner == "kronecker":
-            return solve_kronecker_sum(system, limits, damping=self.damping, held_out=held_out)
+            return solve_kronecker_sum(
+                system,
+                limits,
+                damping=self.damping,
+                held_out=held_out,
+                stored=problem.stored,
+            )
         if self.preconditioner == "jacobi":
             preconditioner = jacobi(system.operator)
             return conjugate_gradients(
@@ -129,12 +147,12 @@ class ClosedForm(Solver):
     pseudo-inverse, K-FAC of two models by diagonalising both at once.
     """
 
-    def refusal(self, statistic: str | None, num_models: int) -> str | None:
-        if statistic == "kfac" and num_models > 2:
+    def refusal(self, statistic: str | None, num_products: int) -> str | None:
+        if statistic == "kfac" and num_products > 2:
             return (
-                f"kfac has no closed form for {num_models} models: the sum of more than two "
-                "Kronecker products cannot be inverted as one; use solver cg with preconditioner "
-                "kronecker"
+                f"kfac has no closed form for {num_products} models or uses of a weight: the sum "
+                "of more than two Kronecker products cannot be inverted as one; use solver cg with "
+                "preconditioner kronecker"
             )
         return None
 
@@ -154,7 +172,7 @@ class SummedFactors(Solver):
     The shortcut that the paper reports to fail; here to be seen failing.
     """
 
-    def refusal(self, statistic: str | None, num_models: int) -> str | None:  # noqa: ARG002
+    def refusal(self, statistic: str | None, num_products: int) -> str | None:  # noqa: ARG002
         return None if statistic == "kfac" else "summed_factors is a shortcut for kfac alone"
 
     def solve(self, problem: Problem) -> Solution:

@@ -33,7 +33,7 @@ class Fisher(Objective):
         keys = find_keys("fisher", subject)
         if keys is None:
             return None
-        check_shapes(subject, keys, [subject.shape])
+        check_shapes(subject, keys, subject.shape)
         return Found(
             View("as it is"),
             1,
@@ -61,17 +61,20 @@ class BlockFisher(Objective):
         if keys is None:
             return None
         d = math.prod(subject.shape)
+        is_dense = False
         for key, one in zip(keys, subject.evidence, strict=True):
             form = one.statistics.header.forms[f"{MAIN}/{key}"]
             stored = one.statistics.arrays.specs[f"{MAIN}/{key}"].shape
             wanted = (stored[0], d) if form == "rows" else (d * (d + 1) // 2,)
-            check_shapes(replace(subject, evidence=(one,)), [key], [wanted])
+            check_shapes(replace(subject, evidence=(one,)), [key], wanted)
+            is_dense |= form != "rows"
         return Found(
             View("vector"),
             1,
             d,
             tuple((key,) for key in keys),
             num_bytes=stored_bytes(keys, subject.evidence),
+            is_dense=is_dense,
         )
 
     def operator(self, found: Found, part: Part) -> Operator:  # noqa: ARG002
@@ -103,8 +106,8 @@ def check_everyone_has(kind: str, subject: Subject, has: Sequence[bool]) -> None
         raise StatisticsError(
             [
                 f"{one.label}: has no {kind} of '{subject.parameter}'"
-                f"{_why(kind, subject.parameter, one)}, but {other.label} has; collect them with "
-                "the same options"
+                f"{_why(kind, subject.parameter, one)}, but {other.label} has; collect it with the "
+                "same options on data that uses it, or leave the parameter out with an override"
                 for one, there in zip(subject.evidence, has, strict=True)
                 if not there
             ]
@@ -116,19 +119,15 @@ def _why(kind: str, parameter: str, evidence: Evidence) -> str:
     return f" ({reason})" if reason else ""
 
 
-def check_shapes(
-    subject: Subject, keys: Iterable[str], wanted: Sequence[Sequence[int]], of: str = MAIN
-) -> None:
-    """Refuse arrays, one of each model, that are not of one of the wanted shapes."""
-    shapes = {tuple(shape) for shape in wanted}
+def check_shapes(subject: Subject, keys: Iterable[str], wanted: Sequence[int]) -> None:
+    """Refuse arrays, one of each model, that are not of the wanted shape."""
     problems = []
     for key, one in zip(keys, subject.evidence, strict=True):
-        found = one.statistics.arrays.specs[f"{of}/{key}"].shape
-        if tuple(found) not in shapes:
+        found = one.statistics.arrays.specs[f"{MAIN}/{key}"].shape
+        if tuple(found) != tuple(wanted):
             problems.append(
                 f"{one.label}: the array '{key}' has shape {list(found)}, but the parameter "
-                f"'{subject.parameter}' needs {' or '.join(str(list(s)) for s in wanted)}; it was "
-                "collected from another model"
+                f"'{subject.parameter}' needs {list(wanted)}; it was collected from another model"
             )
     if problems:
         raise StatisticsError(problems)

@@ -6,6 +6,7 @@ rows of Δ_m = W_m - W_base stands for the one of the inputs.
 
 from abc import abstractmethod
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -23,7 +24,7 @@ class _FromWeights(Objective):
         num_outputs, num_inputs = subject.shape
         if subject.view.seen == "conv1d":
             num_outputs, num_inputs = num_inputs, num_outputs
-        return Found(subject.view, num_outputs, num_inputs)
+        return Found(subject.view, num_outputs, num_inputs, is_dense=True)
 
     def operator(self, found: Found, part: Part) -> Operator:  # noqa: ARG002
         return Gram(self.second_moment(part.load_delta()))
@@ -57,11 +58,12 @@ class Tact(_FromWeights):
     density: float = Field(0.2, gt=0, le=1, description="share of each task vector to keep")
 
     def second_moment(self, delta: Tensor) -> Tensor:
-        num_dropped = delta.numel() - max(1, round(self.density * delta.numel()))
-        if num_dropped > 0:
-            limit = delta.abs().flatten().kthvalue(num_dropped).values
-            delta = delta * (delta.abs() > limit)
-        return delta.mT @ delta
+        num_kept = max(1, round(self.density * delta.numel()))
+        # By number, not by size: in low precision many entries are equal.
+        kept = delta.abs().flatten().topk(num_kept, sorted=False).indices
+        trimmed = torch.zeros_like(delta)
+        trimmed.view(-1)[kept] = delta.flatten()[kept]
+        return trimmed.mT @ trimmed
 
 
 class Ace(_FromWeights):
@@ -71,7 +73,10 @@ class Ace(_FromWeights):
     """
 
     ridge: float = Field(
-        0.01, ge=0, description="added to the diagonal, relative to its mean: towards the average"
+        0.01,
+        allow_inf_nan=False,
+        ge=0,
+        description="added to the diagonal, relative to its mean: towards the average",
     )
 
     def second_moment(self, delta: Tensor) -> Tensor:

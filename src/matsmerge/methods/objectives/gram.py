@@ -29,10 +29,17 @@ class Gram(Objective):
     for_vectors = False
 
     off_diagonal: float = Field(
-        1.0, ge=0, le=1, description="factor on what is off the diagonal, RegMean's lambda"
+        1.0,
+        allow_inf_nan=False,
+        ge=0,
+        le=1,
+        description="factor on what is off the diagonal, RegMean's lambda",
     )
     ridge: float = Field(
-        0.0, ge=0, description="added to the diagonal, relative to its mean: towards the average"
+        0.0,
+        allow_inf_nan=False,
+        ge=0,
+        description="added to the diagonal, relative to its mean: towards the average",
     )
     bias: bool = Field(False, description="join each bias to its weight, as the input 1's column")
     embeddings: bool = Field(False, description="merge embeddings by how often tokens occur")
@@ -107,6 +114,7 @@ def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) ->
             for spec, own in zip(specs, maps, strict=True)
             for m in own
         ),
+        layout != "embedding",
         (*(tuple(m.inputs for m in own) for own in maps), joined is not None, layout),
     )
 
@@ -127,11 +135,11 @@ def _shape_of(
     for one, own in zip(subject.evidence, maps, strict=True):
         alone = Subject(subject.parameter, shape, subject.view, (one,))
         for m in own:
-            check_shapes(alone, [f"inputs/{m.inputs}"], [wanted])
+            check_shapes(alone, [f"inputs/{m.inputs}"], wanted)
             if m.outputs:
                 outputs = num_outputs * (num_outputs + 1) // 2
                 of_outputs = (num_groups, outputs) if num_groups > 1 else (outputs,)
-                check_shapes(alone, [f"outputs/{m.module}"], [of_outputs])
+                check_shapes(alone, [f"outputs/{m.module}"], of_outputs)
     return View(layout, num_groups), num_outputs, num_inputs  # type: ignore[arg-type]
 
 

@@ -40,7 +40,7 @@ class View:
 
     def values(self, matrix: Tensor, shape: Sequence[int]) -> Tensor:
         """The parameter of a matrix; the inverse of `matrix`."""
-        return (matrix.mT if self.seen in ("conv1d", "embedding") else matrix).reshape(*shape)
+        return (matrix.mT if self.seen in ("conv1d", "embedding") else matrix).reshape(tuple(shape))
 
     def join(self, matrix: Tensor, bias: Tensor) -> Tensor:
         """The matrix with the bias as its last column, that of a constant input 1."""
@@ -95,6 +95,7 @@ class Found:
     keys: tuple[tuple[str, ...], ...] = ()  # for each model, where in its statistics
     bias: str | None = None  # the parameter that is joined to it
     num_bytes: int = 0  # of the statistics, as they are stored
+    is_dense: bool = False  # is there a matrix (in, in), and not only a diagonal or a few rows?
     sharing: tuple[object, ...] | None = None  # parameters with equal ones have the same A
 
 
@@ -121,7 +122,7 @@ class Part:
 class Objective(BaseModel, ABC):
     """Hyperparameters of a covariance, and how to make it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     statistic: ClassVar[Kind | None] = None  # what must have been collected
     needs_base: ClassVar[bool] = False
