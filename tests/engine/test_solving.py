@@ -443,3 +443,15 @@ def test_a_trace_inside_the_output_is_refused(folders: list[Path], tmp_path: Pat
     out = tmp_path / "out"
     with pytest.raises(matsmerge.OutputError, match="inside of the output"):
         merge_to_folder(prepare(recipe), out, trace=out / "trace.jsonl")
+
+
+def test_statistics_inside_the_output_are_not_overwritten(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    out = matsmerge.merge(folders[1:], folders[0], "regmean", out=tmp_path / "out")
+    moved = [out / f"{i}.safetensors" for i in range(3)]
+    for folder, file in zip(folders[1:], moved, strict=True):
+        shutil.move(folder / "statistics.safetensors", file)
+    with pytest.raises(matsmerge.OutputError, match="overlaps"):
+        matsmerge.merge(folders[1:], folders[0], "mats", statistics=moved, out=out, overwrite=True)
+    assert all(file.exists() for file in moved)

@@ -115,7 +115,7 @@ def test_a_model_with_weight_zero_does_not_count() -> None:
         ({"init": {"name": "passthrough", "model": "base"}}, "passthrough is for overrides"),
         ({"objective": {"name": "gram", "ridge": float("inf")}}, "finite"),
         ({"iterations": 2.5}, "iterations"),
-        ({"solver": "closed_form", "iterations": 3}, "unknown parameter 'iterations'"),
+        ({"solver": "closed_form", "iterations": 3}, "'iterations': it belongs to the solver cg"),
         ({"statistics_of": 3}, "unknown parameter 'statistics_of'"),
         ({"stages": [{"objective": "gram"}], "iterations": 3}, "leave out both"),
     ],

@@ -182,6 +182,9 @@ def check_output(
         for model in prepared.alignment.everyone
         if model.checkpoint.place is not None
     }
+    for one in prepared.evidence:
+        if one.statistics.arrays.place is not None:
+            used[one.label] = one.statistics.arrays.place
     needed = layout.num_bytes + prepared.num_head_bytes + prepared.num_companion_bytes
     needed *= len(prepared.models)
     check_target(target, needed, used, overwrite=overwrite, resume=resume)

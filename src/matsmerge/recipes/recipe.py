@@ -20,7 +20,7 @@ from pydantic_core import PydanticCustomError
 from matsmerge.checkpoints.opening import local_path
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods import METHODS
-from matsmerge.methods.mats import Mats
+from matsmerge.methods.mats import Mats, tables
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.recipes.model_data import ModelData, as_model_data
@@ -133,6 +133,11 @@ def _parameter_hint(method: str, key: str, known: Iterable[str]) -> str:
         return ": weights belong to the models"
     if key == "statistics":
         return ": statistics belong to the models"
+    if issubclass(METHODS[method], Mats):
+        for part in ("objective", "solver"):
+            owners = [n for n, cls in tables()[part].items() if key in cls.model_fields]
+            if owners:
+                return f": it belongs to the {part} {' or '.join(owners)}"
     return closest(key, known)
 
 

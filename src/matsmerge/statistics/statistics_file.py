@@ -59,6 +59,7 @@ def open_statistics(path: str | Path) -> Statistics:
         )
     arrays = StoredCheckpoint(str(path), [file], None)
     arrays.aliases = {}
+    arrays.place = file
     header = _parse(path, metadata[_METADATA_KEY])
     missing = [
         f"{path}: array '{name}' is missing; it was damaged or edited, collect it again"
