@@ -11,7 +11,6 @@ The reference implementation holds everything at once: what its inputs alone tak
 """
 
 import argparse
-import functools
 import json
 import math
 import subprocess
@@ -32,7 +31,6 @@ from matsmerge.engine.executor import LocalExecutor
 from matsmerge.engine.machine import format_bytes, keep_freed_memory, parse_bytes
 from matsmerge.engine.merging import merge_to_folder
 from matsmerge.engine.preparing import prepare
-from matsmerge.linalg.triangle import pack_upper
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.options import Options
 from matsmerge.statistics.statistics import Header, Map, Origin, Set, Statistics
@@ -119,18 +117,20 @@ class MadeArrays(Checkpoint):
         self.aliases = {}
 
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
-        packed = _second_moment(name, self.dims[name], self.number)
-        buffer.tensor.copy_(packed[start : start + len(buffer.tensor)])
-
-
-@functools.lru_cache(maxsize=1)
-def _second_moment(name: str, d: int, number: int) -> Tensor:
-    scale = torch.arange(1, d + 1).float() ** -0.5
-    rank = min(128, d)
-    z = _noise(f"{name} {number}", rank * d).view(rank, d) * scale
-    matrix = z.mT @ z / rank
-    matrix.diagonal().add_(0.01 * scale.square())
-    return pack_upper(matrix)
+        """Make the rows of the upper triangle that the elements lie in."""
+        d = self.dims[name]
+        rank = min(128, d)
+        scale = torch.arange(1, d + 1).float() ** -0.5
+        z = _noise(f"{name} {self.number}", rank * d).view(rank, d) * scale
+        begins = torch.arange(d + 1) * d - torch.arange(d + 1) * (torch.arange(d + 1) - 1) // 2
+        stop = start + len(buffer.tensor)
+        first = int(torch.searchsorted(begins, start, right=True)) - 1
+        last = int(torch.searchsorted(begins, stop))
+        rows = z[:, first:last].mT @ z[:, first:] / rank  # (rows, d - first)
+        rows.diagonal().add_(0.01 * scale[first:last].square())
+        packed = torch.cat([row[i:] for i, row in enumerate(rows)])
+        offset = start - int(begins[first])
+        buffer.tensor.copy_(packed[offset : offset + len(buffer.tensor)])
 
 
 def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics:

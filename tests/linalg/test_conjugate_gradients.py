@@ -139,7 +139,7 @@ mixtures = st.builds(
 # Well-posed systems
 
 
-@few
+@settings(max_examples=8, deadline=None)
 @given(mixtures, seeds, st.booleans())
 def test_any_start_leads_to_the_solution(case: Case, seed: int, scaled: bool) -> None:
     expected = case.solve()
@@ -151,6 +151,16 @@ def test_any_start_leads_to_the_solution(case: Case, seed: int, scaled: bool) ->
         x = start + solution.correction
         torch.testing.assert_close(x, expected, rtol=0, atol=1e-7 * float(expected.norm()))
         assert solution.residual < 1e-7
+
+
+def test_going_on_after_the_solution_does_not_leave_it() -> None:
+    """A residual computed anew is larger than one that has fallen below rounding."""
+    for seed in (10, 27, 33, 37):
+        case = mixture(seed, (3, 6), ["kronecker", "kronecker", "low rank"])
+        system = case.system(10 * normal(seeded(seed), 3, 6))
+        for precondition in (torch.clone, jacobi(system.operator)):
+            solution = conjugate_gradients(system, Limits(400), precondition=precondition)
+            assert solution.residual < 1e-12
 
 
 @few
@@ -308,11 +318,10 @@ SOLVERS: list[Solver] = [
 each_solver = pytest.mark.parametrize("solve", SOLVERS)
 
 
-@pytest.mark.parametrize("scale", [1.0, 1e-10])
 @each_solver
-def test_more_iterations_do_no_harm(solve: Solver, scale: float) -> None:
-    """Condition 1e6 for each factor, so 1e12 for each product, from float32 statistics."""
-    case = kroneckers(1, (12, 16), 3, 1e6, torch.float32, scale)
+def test_more_iterations_do_no_harm(solve: Solver) -> None:
+    """Condition 1e6 for each factor, so 1e12 for each product, from small float32 statistics."""
+    case = kroneckers(1, (12, 16), 3, 1e6, torch.float32, 1e-10)
     short, long = (solve(case.system(), Limits(iterations)) for iterations in (100, 5000))
     after_100 = case.objective(case.start + short.correction)
     after_5000 = case.objective(case.start + long.correction)
@@ -322,7 +331,7 @@ def test_more_iterations_do_no_harm(solve: Solver, scale: float) -> None:
     assert after_5000 < 1.1 * best
 
 
-@pytest.mark.parametrize("iterations", [20, 100, 5000])
+@pytest.mark.parametrize("iterations", [20, 2000])
 @each_solver
 def test_reports_hold_for_the_statistics_as_given(solve: Solver, iterations: int) -> None:
     case = kroneckers(1, (12, 16), 3, 1e6, torch.float32, 1e-10)
@@ -359,7 +368,7 @@ def test_rounding_of_singular_factors_does_not_run_away(
     reference = solve(judge.system(), Limits(1000, tolerance=1e-5))
     size = float(reference.correction.norm())
     before = judge.objective(judge.start)
-    for iterations in (40, 1000, 5000):
+    for iterations in (40, 1500):
         solution = solve(system, Limits(iterations))
         # In directions no data has, what they were raised by leads to the average in the end.
         assert float(solution.correction.norm()) < 4 * size
