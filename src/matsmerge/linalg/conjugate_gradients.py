@@ -73,14 +73,18 @@ def conjugate_gradients(
             status = Status.FLOOR
             break
         run.done += 1
+        has_drifted = False
         if run.done % _REFRESH_ITERATIONS == 0:
-            r = run.recompute()
+            fresh = run.recompute()
+            has_drifted = float(fresh.norm()) > 2 * float(r.norm())
+            r = fresh
             if not run.confirm(r):
                 status = Status.FLOOR
                 break
         z = precondition(r)
         previous, rz = rz, inner(r, z)
-        p.mul_(rz / previous).add_(z)
+        # Directions that belong to a residual that was not there lead astray: begin anew.
+        p.mul_(0.0 if has_drifted else rz / previous).add_(z)
         run.note(r)
     is_fresh = run.done % _REFRESH_ITERATIONS == 0 and status is not Status.FLOOR
     return run.finish(status, kept, limits.keep, r if is_fresh else run.recompute())
