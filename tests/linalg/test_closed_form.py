@@ -322,7 +322,7 @@ def test_rounded_singular_grams_do_not_blow_up(
     condition = float(torch.linalg.cond(stacked)) ** 2
     size = float(nearest.norm())
     assert solution.status is Status.SINGULAR
-    assert solution.residual < 1e-6
+    assert solution.residual < 1e-3
     # What the data has but rounding hides may be missing; nothing may be added.
     assert float(solution.correction.norm()) < (1 + 1e-5 * condition) * size
     assert float((solution.correction @ null_space).norm()) < 1e-5 * condition * size
