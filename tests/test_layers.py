@@ -17,6 +17,7 @@ LAYERS = [
     "methods",
     "statistics",
     "tasks",
+    "adapters",
     "linalg",
     "checkpoints",
     "strict_yaml",

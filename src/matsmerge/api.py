@@ -36,6 +36,9 @@ def merge(
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
     dtype: str | None = None,
+    output: str | None = None,
+    rank: int | str | None = None,
+    align: str | None = None,
     allow_nonfinite: bool = False,
     force: bool = False,
     **parameters: Any,
@@ -53,6 +56,9 @@ def merge(
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
     dtype: str | None = None,
+    output: str | None = None,
+    rank: int | str | None = None,
+    align: str | None = None,
     allow_nonfinite: bool = False,
     force: bool = False,
     overwrite: bool = False,
@@ -71,6 +77,9 @@ def merge(
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
     dtype: str | None = None,
+    output: str | None = None,
+    rank: int | str | None = None,
+    align: str | None = None,
     allow_nonfinite: bool = False,
     force: bool = False,
     overwrite: bool = False,
@@ -85,10 +94,23 @@ def merge(
     what `collect` returned or wrote, in the order of the models or by their names; with `force`
     also those of other models. `data` is what methods with `inputs="merged"`, such as `regmean++`,
     run the models on: for each a file, or a mapping with `path` and what `mats collect` has as
-    options. What is decided without being asked, such as parameters kept apart
-    as heads, is said as a warning.
+    options.
+
+    Adapters of PEFT are models like others. Several LoRA or (IA)^3 adapters become one adapter
+    again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
+    `align="knots"` merges LoRA adapters in the space that their outputs share.
+
+    What is decided without being asked, such as parameters kept apart as heads, is said as a
+    warning.
     """
-    recipe = {"overrides": list(overrides), "heads": heads, "dtype": dtype}
+    recipe = {
+        "overrides": list(overrides),
+        "heads": heads,
+        "dtype": dtype,
+        "output": output,
+        "rank": rank,
+        "align": align,
+    }
     target = None if out is None else local_path(out)
     if target is not None:
         check_target(target, 0, {}, overwrite=overwrite, resume=resume)
@@ -117,6 +139,9 @@ def merge_trajectory(
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
     dtype: str | None = None,
+    output: str | None = None,
+    rank: int | str | None = None,
+    align: str | None = None,
     allow_nonfinite: bool = False,
     force: bool = False,
     **parameters: Any,
@@ -128,6 +153,9 @@ def merge_trajectory(
         "overrides": list(overrides),
         "heads": heads,
         "dtype": dtype,
+        "output": output,
+        "rank": rank,
+        "align": align,
         "trajectory": list(iterations),
     }
     prepared = _prepare(models, base, method, parameters, statistics, weights, recipe, force=force)

@@ -18,7 +18,8 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from matsmerge.errors import DataError
+from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
+from matsmerge.errors import CheckpointError, DataError
 from matsmerge.tasks.model_loading import LoadedModel, load_model
 
 IA3 = IA3Config(
@@ -57,24 +58,61 @@ def check(loaded: LoadedModel, folder: Path) -> None:
     assert not loaded.model.training
 
 
+def check_folded(loaded: LoadedModel, adapted: Any, trained: set[str]) -> None:
+    """The weights are those that PEFT folds, and what the adapter changes takes gradients."""
+    parameters = dict(loaded.model.named_parameters())
+    assert {name for name, p in parameters.items() if p.requires_grad} == trained
+    folded = copy.deepcopy(adapted).merge_and_unload()
+    for name, expected in folded.named_parameters():
+        torch.testing.assert_close(parameters[name].detach(), expected.detach())
+    assert isinstance(loaded.checkpoint, AdaptedCheckpoint)
+    assert loaded.checkpoint.changed == {
+        loaded.names[name] for name in trained if name in loaded.names
+    }
+    for name in trained & loaded.names.keys():
+        assert torch.equal(parameters[name], loaded.checkpoint[loaded.names[name]])
+
+
+LAYERS = [f"model.layers.{i}.self_attn" for i in range(2)]
+
+
 @pytest.mark.parametrize(
-    "config", [IA3, LoraConfig(target_modules=["q_proj"], r=2, task_type="CAUSAL_LM")]
+    "config",
+    [
+        IA3,
+        LoraConfig(target_modules=["q_proj"], r=2, task_type="CAUSAL_LM"),
+        LoraConfig(target_modules=["q_proj"], r=2, task_type="CAUSAL_LM", use_dora=True),
+    ],
 )
 def test_adapters(config: Any, tmp_path: Path) -> None:
     base, model = llama(tmp_path / "base")
     adapted = adapt(model, config, tmp_path / "adapter")
     loaded = load_model(tmp_path / "adapter")
     assert loaded.task.kind == "causal_lm"
-    assert isinstance(loaded.model, PeftModel)
     assert loaded.base is not None
     assert loaded.base.place == base
-    check(loaded, tmp_path / "adapter")
+    if config is IA3:
+        assert isinstance(loaded.model, PeftModel)
+        check(loaded, tmp_path / "adapter")
+    else:
+        check_folded(loaded, adapted, {f"{layer}.q_proj.weight" for layer in LAYERS})
     ids = torch.tensor([[2, 4, 5, 6]])
     torch.testing.assert_close(loaded.model(input_ids=ids).logits, adapted(input_ids=ids).logits)
     batch = loaded.task.collate([loaded.task.encode({"input": "a", "target": "b"}, 0)])
     loaded.task.predict(loaded.model, batch).losses().sum().backward()
     with_gradient = {n for n, p in loaded.model.named_parameters() if p.grad is not None}
-    assert with_gradient == set(loaded.names)
+    assert with_gradient == {n for n, p in loaded.model.named_parameters() if p.requires_grad}
+
+
+def test_other_weights_beside_those_of_a_lora(tmp_path: Path) -> None:
+    _, model = llama(tmp_path / "base")
+    config = LoraConfig(target_modules=["q_proj"], r=2, task_type="CAUSAL_LM")
+    adapted = adapt(model, config, tmp_path / "adapter")
+    loaded = load_model(tmp_path / "adapter", also=["*.v_proj.*"])
+    trained = {n for n, p in loaded.model.named_parameters() if p.requires_grad}
+    assert trained == {f"{layer}.{x}_proj.weight" for layer in LAYERS for x in "qv"}
+    ids = torch.tensor([[2, 4, 5, 6]])
+    torch.testing.assert_close(loaded.model(input_ids=ids).logits, adapted(input_ids=ids).logits)
 
 
 def test_names(tmp_path: Path) -> None:
@@ -103,6 +141,9 @@ def test_encoder_decoders(tmp_path: Path) -> None:
         torch.testing.assert_close(score, -loss * len(choice))
 
 
+QUERIES = {f"bert.encoder.layer.{i}.attention.self.query.weight" for i in range(2)}
+
+
 @pytest.mark.parametrize("base_class", [BertModel, BertForSequenceClassification])
 def test_classifiers_come_with_the_adapter(base_class: Any, tmp_path: Path) -> None:
     base = save(base_class(bert_config()), tmp_path / "base", make_tokenizer())
@@ -113,9 +154,8 @@ def test_classifiers_come_with_the_adapter(base_class: Any, tmp_path: Path) -> N
     adapted = adapt(model, config, tmp_path / "adapter")
     loaded = load_model(tmp_path / "adapter")
     assert loaded.task.kind == "sequence_classification"
-    check(loaded, tmp_path / "adapter")
-    name = "base_model.model.classifier.modules_to_save.default.weight"
-    assert loaded.names[name] == "base_model.model.classifier.weight"
+    check_folded(loaded, adapted, {*QUERIES, "classifier.weight", "classifier.bias"})
+    assert loaded.names["classifier.weight"] == "classifier.weight"
     example = loaded.task.encode({"text": "a b", "label": 4}, 0)
     logits = loaded.task.predict(loaded.model, loaded.task.collate([example])).logits
     expected = adapted(input_ids=torch.tensor([[2, 4, 5, 3]])).logits
@@ -135,7 +175,7 @@ def test_a_head_in_a_file_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="give the head with --head"):
         load_model(tmp_path / "adapter")
     loaded = load_model(tmp_path / "adapter", head=tmp_path / "head.safetensors")
-    check(loaded, tmp_path / "adapter")
+    check_folded(loaded, adapted, QUERIES)
     assert set(loaded.head_names.values()) == set(head)
     ids = torch.tensor([[2, 4, 5, 3]])
     torch.testing.assert_close(loaded.model(input_ids=ids).logits, adapted(input_ids=ids).logits)
@@ -147,7 +187,8 @@ def test_images_and_adapters_without_a_task(tmp_path: Path) -> None:
     adapted = adapt(ViTForImageClassification.from_pretrained(base), config, tmp_path / "adapter")
     loaded = load_model(tmp_path / "adapter")
     assert loaded.task.kind == "image_classification"
-    check(loaded, tmp_path / "adapter")
+    queries = {f"vit.layers.{i}.attention.q_proj.weight" for i in range(2)}
+    check_folded(loaded, adapted, {*queries, "classifier.weight", "classifier.bias"})
     pixels = torch.randn(1, 3, 8, 8)
     torch.testing.assert_close(
         loaded.model(pixel_values=pixels).logits, adapted(pixel_values=pixels).logits
@@ -162,7 +203,7 @@ def test_relative_bases_and_tokenizers(tmp_path: Path, monkeypatch: pytest.Monke
     content = json.loads(settings.read_text())
     settings.write_text(json.dumps(content | {"base_model_name_or_path": "base"}))
     with pytest.raises(
-        DataError, match="adapter_config.json: its base: base: no such file or folder"
+        CheckpointError, match="adapter_config.json: its base: base: no such file or folder"
     ):
         load_model(tmp_path / "adapter")
     monkeypatch.chdir(tmp_path)
@@ -170,7 +211,7 @@ def test_relative_bases_and_tokenizers(tmp_path: Path, monkeypatch: pytest.Monke
     make_tokenizer(end=False).save_pretrained(tmp_path / "adapter")
     assert load_model("adapter").task.encode({"text": "a"}, 0).ids == [2, 4]
     settings.write_text(json.dumps(content | {"base_model_name_or_path": None}))
-    with pytest.raises(DataError, match="expected the base's name in 'base_model_name_or_path'"):
+    with pytest.raises(CheckpointError, match="does not name its base in 'base_model_name_or_pa"):
         load_model("adapter")
 
 
@@ -195,7 +236,7 @@ def test_adapters_that_do_not_fit(tmp_path: Path) -> None:
     (tmp_path / "adapter" / "model.safetensors").write_bytes(
         (base / "model.safetensors").read_bytes()
     )
-    with pytest.raises(DataError, match="holds both a model and an adapter"):
+    with pytest.raises(CheckpointError, match="holds both a model and an adapter"):
         load_model(tmp_path / "adapter")
 
 
@@ -203,5 +244,5 @@ def test_prompts_are_refused(tmp_path: Path) -> None:
     _, model = llama(tmp_path / "base")
     config = PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM")
     get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(DataError, match="PROMPT_TUNING adapter, which adds tokens"):
+    with pytest.raises(CheckpointError, match="PROMPT_TUNING; expected LORA or IA3"):
         load_model(tmp_path / "adapter")

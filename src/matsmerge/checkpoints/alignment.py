@@ -33,6 +33,9 @@ class AlignedModel:
     def spec(self, name: str) -> TensorSpec:
         return self.checkpoint.specs[self.names[name]]
 
+    def read_dtype(self, name: str) -> torch.dtype:
+        return self.checkpoint.read_dtype(self.names[name])
+
     def read(self, name: str, start: int, stop: int) -> Tensor:
         return self.checkpoint.read(self.names[name], start, stop)
 

@@ -53,9 +53,18 @@ class Checkpoint(ABC):
     folder: Path | None = None
     place: Path | None = None
 
+    @property
+    def origin(self) -> "Checkpoint":
+        """What tells this checkpoint apart from others: of one that is computed, its source."""
+        return self
+
+    def read_dtype(self, name: str) -> torch.dtype:
+        """The dtype to read a tensor in; one that is computed may have more digits than stored."""
+        return self.specs[name].dtype
+
     @abstractmethod
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
-        """Fill a buffer of the stored dtype with the elements from `start` on."""
+        """Fill a buffer of the tensor's `read_dtype` with the elements from `start` on."""
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Elements `start` to `stop`, flat and as stored."""

@@ -17,6 +17,7 @@ _STRETCH_ELEMENTS = 256
 
 def fingerprint(checkpoint: Checkpoint) -> str:
     """SHA-256 over names, dtypes, shapes and four stretches of 256 elements of every tensor."""
+    checkpoint = checkpoint.origin
     digest = hashlib.sha256()
     for name, spec in sorted(checkpoint.specs.items()):
         digest.update(f"{name}\0{dtype_name(spec.dtype)}\0{spec.shape}\0".encode())

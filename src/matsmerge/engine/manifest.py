@@ -12,10 +12,11 @@ import torch
 
 from matsmerge.checkpoints.checkpoint import dtype_name
 from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.layout import Layout
 from matsmerge.engine.preparing import PreparedMerge
 from matsmerge.engine.worker import Receipt
-from matsmerge.methods import METHODS
+from matsmerge.methods import method_name
 from matsmerge.methods.method import Measured
 from matsmerge.recipes.rules import Rule
 from matsmerge.version import __version__
@@ -67,18 +68,26 @@ def make_manifest(
     inputs: list[dict[str, Any]],
     measured: Mapping[str, Measured],
     finished: Mapping[int, Receipt],
+    kept: Kept | None = None,
 ) -> dict[str, Any]:
     """What was done. No times in it: the same merge gives the same bytes."""
     rules = list(dict.fromkeys(p.rule for p in prepared.plan.parameters))
     names = [entry.name for entry in prepared.recipe.models]
     squares: dict[str, float] = {}
     solved: dict[str, Any] = {}
+    energies: dict[str, float] = {}
     for job in prepared.plan.jobs:
         receipt = finished[job.index]
         solved |= receipt.solved
+        energies |= receipt.energies
         for name, square in zip(job.names, receipt.squares, strict=True):
             squares[name] = squares.get(name, 0.0) + square
     otherwise = set(prepared.otherwise)
+    lora = kept or {
+        p.lora.module: {"rank": p.lora.rank, "energy": energies[p.name]}
+        for p in prepared.plan.parameters
+        if p.lora is not None
+    }
     return {
         "format": 1,
         "versions": {
@@ -91,6 +100,7 @@ def make_manifest(
         "notes": list(prepared.notes),
         "tied": dict(prepared.alignment.tied),
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
+        **({"lora": lora} if lora else {}),
         "rules": [_describe_rule(rule, names) for rule in rules],
         "parameters": {
             p.name: {
@@ -132,7 +142,7 @@ def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
 
 def _describe_rule(rule: Rule, names: list[str | None]) -> dict[str, Any]:
     return {
-        "method": next(name for name, cls in METHODS.items() if cls is type(rule.method)),
+        "method": method_name(rule.method),
         **rule.method.model_dump(mode="json"),
         "weights": dict(zip(names, rule.weights, strict=True)),
         **(

@@ -10,11 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
+from matsmerge.adapters.adapter_config import CONFIG
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, dtype_name
 from matsmerge.checkpoints.companions import copy_companions
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.checkpoints.safetensors_header import encode_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
+from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.evidence import check_values
 from matsmerge.engine.executor import Executor, LocalExecutor
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, Layout
@@ -27,10 +29,10 @@ from matsmerge.engine.output_folder import (
     check_target,
     staging_path,
 )
-from matsmerge.engine.plan import Plan
+from matsmerge.engine.plan import JOB_ELEMENTS
 from matsmerge.engine.preparing import PreparedMerge
 from matsmerge.engine.progress import Progress, Silent
-from matsmerge.engine.worker import FINAL, Receipt, Sinks, Worker
+from matsmerge.engine.worker import FINAL, Receipt, Sink, Sinks, Worker
 from matsmerge.errors import (
     MatsError,
     OutputError,
@@ -52,25 +54,41 @@ def merge_in_memory(
     check_values(prepared.evidence, prepared.methods, executor, progress)
     worker = Worker(prepared.alignment, allow_nonfinite, prepared.evidence)
     measured = measure(prepared.plan, worker, executor, progress)
-    results = {
-        at: {
-            p.name: torch.empty(p.spec.shape, dtype=p.spec.dtype) for p in prepared.plan.parameters
+    states, _ = _merge_states(prepared, worker, executor, measured, progress)
+    if prepared.finish is not None:
+        made = {at: prepared.finish.make(state)[0] for at, state in states.items()}
+        return {
+            at: {n: checkpoint[n].to(spec.dtype) for n, spec in prepared.written.items()}
+            for at, checkpoint in made.items()
         }
+    tied = prepared.alignment.tied.items()
+    return {
+        at: r | {other: r[kept] for other, kept in tied if kept in r} for at, r in states.items()
+    }
+
+
+def _merge_states(
+    prepared: PreparedMerge,
+    worker: Worker,
+    executor: Executor,
+    measured: Mapping[str, Measured],
+    progress: Progress,
+) -> tuple[dict[int | None, dict[str, Tensor]], dict[int, Receipt]]:
+    """Merge in memory: the merged tensors by iteration, and all receipts."""
+    states = {
+        at: {n: torch.empty(s.shape, dtype=s.dtype) for n, s in prepared.plan.written.items()}
         for at in prepared.models
     }
-    sinks = {at: _StateDict(result) for at, result in results.items()}
-    for _ in _run(
+    receipts = _run(
         prepared,
         worker,
         executor,
         measured,
-        sinks,
+        {at: _StateDict(state) for at, state in states.items()},
         progress,
-        lambda: InMemoryCheckpoint("merged", results[FINAL]),
-    ):
-        pass
-    tied = prepared.alignment.tied.items()
-    return {at: r | {other: r[kept] for other, kept in tied} for at, r in results.items()}
+        lambda: InMemoryCheckpoint("merged", states[FINAL]),
+    )
+    return states, {receipt.job_index: receipt for receipt in receipts}
 
 
 def merge_to_folder(
@@ -111,21 +129,28 @@ def merge_to_folder(
             output.note_measured(measured)
         else:
             measured = output.measured
-        done = frozenset(output.finished)
         sinks = {at: output.shards[folder] for at, folder in prepared.models.items()}
-        paths = [output.path / shard.file_name for shard in layout.shards]
-        for receipt in _run(
-            prepared,
-            worker,
-            executor,
-            measured,
-            sinks,
-            progress,
-            lambda: StoredCheckpoint("merged", paths, None),
-            done,
-        ):
-            output.note_finished(receipt)
-        manifest = make_manifest(prepared, inputs, measured, output.finished)
+        kept: Kept = {}
+        if prepared.finish is not None:
+            states, finished = _merge_states(prepared, worker, LocalExecutor(), measured, progress)
+            for at, state in states.items():
+                made, kept = prepared.finish.make(state)
+                _write_all(made, prepared.written, sinks[at], progress)
+        else:
+            finished = output.finished
+            paths = [output.path / shard.file_name for shard in layout.shards]
+            for receipt in _run(
+                prepared,
+                worker,
+                executor,
+                measured,
+                sinks,
+                progress,
+                lambda: StoredCheckpoint("merged", paths, None),
+                frozenset(output.finished),
+            ):
+                output.note_finished(receipt)
+        manifest = make_manifest(prepared, inputs, measured, finished, kept)
         for at, files in zip(prepared.models, output.shards.values(), strict=True):
             _write_companions(prepared, files.folder, target.name, at)
             if at is not FINAL:
@@ -157,12 +182,27 @@ def merge_to_folder(
     return target
 
 
+def _write_all(
+    made: Checkpoint, written: Mapping[str, TensorSpec], sink: Sink, progress: Progress
+) -> None:
+    """Write a checkpoint that is computed as it is read."""
+    progress.stage("writing", sum(spec.num_bytes for spec in written.values()))
+    for name, spec in written.items():
+        for start in range(0, spec.num_elements, JOB_ELEMENTS):
+            stop = min(start + JOB_ELEMENTS, spec.num_elements)
+            sink.write(name, start, made.read(name, start, stop).to(spec.dtype))
+            progress.advance((stop - start) * spec.dtype.itemsize)
+
+
 def _write_companions(
     prepared: PreparedMerge, folder: Path, name: str, iteration: int | None
 ) -> None:
     """Everything beside the weights that makes a folder a model."""
     _write_heads(prepared, folder)
-    copy_companions(prepared.companions, folder, _single_dtype(prepared.plan))
+    copy_companions(prepared.companions, folder, _single_dtype(prepared))
+    if prepared.adapter_config is not None:
+        text = json.dumps(prepared.adapter_config, indent=2) + "\n"
+        (folder / CONFIG).write_text(text)
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
     card = make_model_card(prepared.recipe, title, list(prepared.notes), _library(folder))
     (folder / "README.md").write_text(card)
@@ -241,6 +281,6 @@ def _library(folder: Path) -> str | None:
     return next((name for file, name in files.items() if (folder / file).exists()), None)
 
 
-def _single_dtype(plan: Plan) -> str | None:
-    dtypes = {p.spec.dtype for p in plan.parameters if p.compute_dtype is not None}
+def _single_dtype(prepared: PreparedMerge) -> str | None:
+    dtypes = {s.dtype for s in prepared.written.values() if s.dtype.is_floating_point}
     return dtype_name(dtypes.pop()) if len(dtypes) == 1 else None

@@ -142,8 +142,8 @@ class OutputFolder:
                 "version of matsmerge; start anew with --overwrite"
             )
         for entry in entries:
-            for job, (squares, solved) in entry.get("jobs", {}).items():
-                self.finished[int(job)] = Receipt(int(job), tuple(squares), solved)
+            for job, (squares, solved, energies) in entry.get("jobs", {}).items():
+                self.finished[int(job)] = Receipt(int(job), tuple(squares), solved, energies)
             self.measured = entry.get("measured", self.measured)
         for files, shard in self._files():
             if os.fstat(files.descriptor(shard)).st_size != shard.num_bytes:
@@ -176,7 +176,7 @@ class OutputFolder:
         for files, shard in self._files():
             os.fsync(files.descriptor(shard))
         done = [self.finished[job] for job in jobs]
-        self._note({"jobs": {r.job_index: [r.squares, r.solved] for r in done}})
+        self._note({"jobs": {r.job_index: [r.squares, r.solved, r.energies] for r in done}})
 
     def _files(self) -> Iterator[tuple[ShardFiles, Shard]]:
         for files in self.shards.values():

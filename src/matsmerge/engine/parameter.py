@@ -1,18 +1,29 @@
-"""One tensor of the output."""
+"""One parameter of a merge."""
 
 from dataclasses import dataclass
 
 import torch
 
+from matsmerge.adapters.lora_layer import LoraLayer
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.recipes.rules import Rule
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of the output, and how it comes about."""
+    """One parameter that is merged, how, and what is written of it.
+
+    That is the tensor itself, perhaps under another name, or the factors of its change.
+    """
 
     name: str
     spec: TensorSpec
     compute_dtype: torch.dtype | None  # None: not a number to merge, copied as it is
     rule: Rule
+    written_as: str | None = None
+    lora: LoraLayer | None = None
+
+    @property
+    def written(self) -> dict[str, TensorSpec]:
+        """The tensors to write."""
+        return self.lora.specs if self.lora else {self.written_as or self.name: self.spec}

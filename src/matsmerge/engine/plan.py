@@ -7,6 +7,7 @@ import torch
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.engine.adapter_output import AdapterOutput
 from matsmerge.engine.layers import Layer, find_layers
 from matsmerge.engine.parameter import Parameter
 from matsmerge.methods.method import BLOCK_ELEMENTS
@@ -24,6 +25,8 @@ _WORKER_BYTES = 24_000_000
 _LAYERS_TOGETHER = 8
 # Tensors of a layer's size, and matrices of its inputs', that solving holds at once (measured).
 _ITERATES, _MATRICES = 12, 9
+# Tensors of a weight's size, and second moments of its shorter side, that factoring holds at once.
+_CHANGES, _MOMENTS = 4, 4
 # What ranking a model's entries collects: a sliver of them, as a value and a count each.
 _COLLECTED_SHARE, _COLLECTED_BYTES = 0.02, 16
 
@@ -78,8 +81,9 @@ class Plan:
     measured_alone: tuple[Parameter, ...]
 
     @property
-    def num_output_bytes(self) -> int:
-        return sum(p.spec.num_bytes for p in self.parameters)
+    def written(self) -> dict[str, TensorSpec]:
+        """All tensors to write, in order."""
+        return {name: spec for p in self.parameters for name, spec in p.written.items()}
 
     @property
     def num_input_bytes(self) -> int:
@@ -120,17 +124,23 @@ def make_plan(
     dtype: torch.dtype | None,
     evidence: Sequence[Evidence] = (),
     num_kept: int = 0,
+    output: AdapterOutput | None = None,
 ) -> Plan:
-    """Plan a merge of aligned models; `num_kept` iterates are written besides the last."""
+    """Plan a merge of aligned models; `num_kept` iterates are written besides the last.
+
+    Of a LoRA only the layers it has are merged and written. All parameters are measured.
+    """
     parameters: list[Parameter] = []
+    names, layers = (output.names, output.layers) if output else ({}, {})
     for name in alignment.names:
         spec = alignment.models[0].spec(name)
+        computed: torch.dtype | None = None
         if spec.dtype.is_floating_point:
-            stored = [model.spec(name).dtype for model in alignment.everyone]
+            computed = compute_dtype(model.spec(name).dtype for model in alignment.everyone)
             spec = TensorSpec(dtype or spec.dtype, spec.shape)
-            parameters.append(Parameter(name, spec, compute_dtype(stored), rules[name]))
-        else:
-            parameters.append(Parameter(name, spec, None, rules[name]))
+        parameters.append(
+            Parameter(name, spec, computed, rules[name], names.get(name), layers.get(name))
+        )
 
     together: dict[object, list[Parameter]] = {}
     alone: list[Parameter] = []
@@ -144,9 +154,11 @@ def make_plan(
             together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)
-    layers = find_layers(parameters, evidence)
-    solved = {p.name for layer in layers for p in layer.parameters}
-    solving = list(make_solve_jobs(layers, alignment, num_kept))
+    if layers:
+        parameters = [p for p in parameters if p.lora is not None or p.written_as is not None]
+    systems = find_layers(parameters, evidence)
+    solved = {p.name for layer in systems for p in layer.parameters}
+    solving = list(make_solve_jobs(systems, alignment, num_kept))
     others = [p for p in parameters if p.name not in solved]
     return Plan(
         tuple(parameters),
@@ -176,6 +188,8 @@ def make_jobs(
             room = max(
                 BLOCK_ELEMENTS, (JOB_ELEMENTS - num_elements) // BLOCK_ELEMENTS * BLOCK_ELEMENTS
             )
+            if parameter.lora is not None:
+                room = parameter.spec.num_elements  # factors are those of a whole weight
             stop = min(start + room, parameter.spec.num_elements)
             pieces.append(Piece(parameter, start, stop))
             num_elements += stop - start
@@ -202,7 +216,17 @@ def _job(index: int, first_element: int, pieces: list[Piece], alignment: Alignme
         for model in read_by(p.parameter, alignment)
     )
     num_blocks = _SCRATCH_BLOCKS + len(alignment.models)
-    return Job(index, first_element, tuple(pieces), inputs, _WORKER_BYTES + num_blocks * scratch)
+    factoring = max((_factoring_bytes(p.parameter) for p in pieces), default=0)
+    peak = _WORKER_BYTES + num_blocks * scratch + factoring
+    return Job(index, first_element, tuple(pieces), inputs, peak)
+
+
+def _factoring_bytes(parameter: Parameter) -> int:
+    """Memory that factoring a weight's change takes."""
+    if parameter.lora is None:
+        return 0
+    side = min(parameter.lora.matrix_shape)
+    return 8 * (_CHANGES * parameter.spec.num_elements + _MOMENTS * side * side)
 
 
 def make_solve_jobs(
@@ -246,4 +270,5 @@ def _solving_bytes(layer: Layer, alignment: Alignment, num_kept: int) -> int:
         else:
             matrices = one.found.num_bytes
         peak = max(peak, iterates + matrices)
-    return peak + 8 * (2 + num_kept) * num_values
+    peak += 8 * (2 + num_kept) * num_values
+    return peak + max(map(_factoring_bytes, layer.parameters))

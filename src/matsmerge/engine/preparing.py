@@ -3,23 +3,23 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from matsmerge.checkpoints.alignment import Alignment, align, matches
-from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.companions import companion_files, read_json
-from matsmerge.checkpoints.opening import Source, open_checkpoint
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.companions import companion_files
+from matsmerge.checkpoints.opening import Source
+from matsmerge.engine.adapter_output import AdapterOutput, Finish, plan_output
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence
+from matsmerge.engine.inputs import Inputs, gather_inputs
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.plan import Plan, SolveJob, make_plan
 from matsmerge.engine.prefix_merging import PrefixMerge, prepare_prefix, without_inputs
 from matsmerge.engine.worker import FINAL
-from matsmerge.errors import (
-    CheckpointError,
-    RecipeError,
-    StatisticsError,
-)
+from matsmerge.errors import RecipeError, StatisticsError
+from matsmerge.methods import method_name
 from matsmerge.methods.mats import Mats, name_of
 from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.recipes.recipe import Recipe
@@ -39,9 +39,10 @@ class PreparedMerge:
     alignment: Alignment
     plan: Plan
     evidence: tuple[Evidence, ...]
-    is_adapter: bool
+    output: AdapterOutput | None
     companions: tuple[Path, ...]  # files to copy beside the weights
     notes: tuple[str, ...]
+    pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
     prefix: PrefixMerge | None = None
 
     @property
@@ -75,10 +76,25 @@ class PreparedMerge:
     def num_companion_bytes(self) -> int:
         return sum(path.stat().st_size for path in self.companions)
 
+    @property
+    def adapter_config(self) -> Mapping[str, Any] | None:
+        """The configuration of the adapter to write, if it is one."""
+        return self.output.config if self.output else None
+
+    @property
+    def finish(self) -> Finish | None:
+        return self.output.finish if self.output else None
+
+    @property
+    def written(self) -> Mapping[str, TensorSpec]:
+        """All tensors of the output."""
+        return self.finish.specs if self.finish else self.plan.written
+
     def layout(self, max_shard_bytes: int) -> Layout:
-        stem = "adapter_model" if self.is_adapter else "model"
-        limit = max(self.plan.num_output_bytes, 1) if self.is_adapter else max_shard_bytes
-        return make_layout([(p.name, p.spec) for p in self.plan.parameters], stem, limit)
+        is_adapter = self.adapter_config is not None
+        tensors = list(self.written.items())
+        limit = max(1, sum(s.num_bytes for _, s in tensors)) if is_adapter else max_shard_bytes
+        return make_layout(tensors, "adapter_model" if is_adapter else "model", limit)
 
 
 def prepare(
@@ -93,45 +109,34 @@ def prepare(
     `sources` replaces paths of models, `statistics` paths of statistics, both by model name. With
     `force`, statistics of another model are used all the same.
     """
-    given = sources or {}
-    wanted = {str(entry.name): given.get(str(entry.name), entry.model) for entry in recipe.models}
-    if recipe.base is not None:
-        wanted["base"] = given.get("base", recipe.base)
-    opened: dict[str, Checkpoint] = {}
-    problems: list[str] = []
-    for name, source in wanted.items():
-        try:
-            opened[name] = open_checkpoint(
-                source, None if isinstance(source, (str, Path)) else name
-            )
-        except CheckpointError as error:
-            problems += error.problems
-    if problems:
-        raise CheckpointError(problems)
-    base = opened.pop("base", None)
-    is_adapter = _check_adapters(opened)
-
-    dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
+    inputs = gather_inputs(recipe, sources or {})
+    _check_start(recipe, inputs)
+    dtype = getattr(torch, recipe.dtype) if recipe.dtype and inputs.view != "joint" else None
     alignment = align(
-        opened,
-        base,
-        heads=recipe.heads,
+        inputs.models,
+        inputs.base,
+        heads=[*recipe.heads, *inputs.heads],
         dtype=dtype,
         may_differ=lambda name: _taken_from_one(recipe, name),
     )
     check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names)
-    if is_adapter:
-        rules = {name: _for_adapters(rule) for name, rule in rules.items()}
+    if inputs.view == "vectors":
+        rules = {name: _for_vectors(rule) for name, rule in rules.items()}
+    elif inputs.view == "joint":
+        _check_joint(recipe, rules)
+    output = plan_output(recipe, inputs, alignment, rules)
     methods = {
         m.model_dump_json(): m for m in (r.method for r in rules.values()) if isinstance(m, Mats)
     }
     is_along_prefix = any(m.uses_merged_inputs for m in methods.values())
-    if is_along_prefix and is_adapter:
+    if is_along_prefix and inputs.view == "vectors":
         raise RecipeError(
             "inputs: merged is about the inputs of linear layers, and (IA)^3 trains none; use "
             "inputs: own"
         )
+    if is_along_prefix and inputs.writes_adapter:
+        raise RecipeError("inputs: merged writes full models; choose output: dense")
     evidence = gather_evidence(
         recipe,
         alignment,
@@ -141,20 +146,64 @@ def prepare(
     )
     prefix = prepare_prefix(recipe, alignment, evidence) if is_along_prefix else None
     plan = make_plan(
-        alignment, rules, dtype, prefix.evidence if prefix else evidence, len(recipe.trajectory)
+        alignment,
+        rules,
+        dtype,
+        prefix.evidence if prefix else evidence,
+        len(recipe.trajectory),
+        output,
     )
     _check_covered(plan, methods.values())
     # The base's configuration and tokenizer go with the result, or else the first model's.
-    folders = [m.checkpoint.folder for m in (alignment.base, alignment.models[0]) if m is not None]
+    sources_of_files = [inputs.pretrained or inputs.base, *inputs.models.values()]
+    if inputs.writes_adapter:
+        sources_of_files = list(inputs.models.values())
+    folders = (c.folder for c in sources_of_files if c is not None)
     companions = companion_files(next((f for f in folders if f is not None), None))
     prepared = PreparedMerge(
-        recipe, alignment, plan, evidence, is_adapter, companions, alignment.notes, prefix
+        recipe,
+        alignment,
+        plan,
+        evidence,
+        output,
+        companions,
+        (*inputs.notes, *alignment.notes),
+        inputs.pretrained,
+        prefix,
     )
     along = prefix.notes_on(plan) if prefix else ()
     return replace(prepared, notes=(*prepared.notes, *along, *_otherwise_notes(prepared)))
 
 
-def _for_adapters(rule: Rule) -> Rule:
+def _check_start(recipe: Recipe, inputs: Inputs) -> None:
+    """Refuse methods that need a base where there is none; adapters know theirs."""
+    if inputs.base is not None:
+        return
+    problems = []
+    for where, spec in recipe.method_specs():
+        from_base = spec.parameters.get("model") == "base"
+        if spec.at_depth(0).reads_base or from_base:
+            problems.append(f"{where}method {spec.name} needs a base model (base: / --base)")
+    if problems:
+        raise RecipeError(problems)
+
+
+def _check_joint(recipe: Recipe, rules: Mapping[str, Rule]) -> None:
+    """Refuse methods that mean something else in a space of changes."""
+    for rule in rules.values():
+        if recipe.rank == "concatenate" and rule.method.coefficients(rule.weights) is None:
+            raise RecipeError(
+                f"rank: concatenate is exact for average and task_arithmetic, which add changes "
+                f"up, and not for {method_name(rule.method)}; choose a number as rank"
+            )
+        if not rule.method.works_on_changes:
+            raise RecipeError(
+                f"align: knots is for methods that look at single entries of changes, such as "
+                f"ties and dare_ties, and not for {method_name(rule.method)}; leave it out"
+            )
+
+
+def _for_vectors(rule: Rule) -> Rule:
     """A rule for (IA)^3 vectors; objectives about linear layers have no meaning for them."""
     if not isinstance(rule.method, Mats):
         return rule
@@ -220,25 +269,3 @@ def _taken_from_one(recipe: Recipe, name: str) -> bool:
         if override.method and matches(name, override.match):
             method = override.method.get("name", method)
     return method == "passthrough"
-
-
-def _check_adapters(models: Mapping[str, Checkpoint]) -> bool:
-    """Are these PEFT adapters? Kinds whose tensors cannot be merged one by one are refused."""
-    kinds: dict[str, str] = {}
-    for checkpoint in models.values():
-        path = checkpoint.folder / "adapter_config.json" if checkpoint.folder else None
-        if path is not None and path.exists() and not path.with_name("config.json").exists():
-            kinds[checkpoint.label] = str(read_json(path).get("peft_type"))
-        elif any(".lora_A." in name for name in checkpoint.specs):
-            kinds[checkpoint.label] = "LORA"
-    problems = [
-        f"{label}: is a {kind} adapter; its factors cannot be merged tensor by tensor (the average "
-        "of two products is not the product of the averages). Fold it into its base model first"
-        for label, kind in kinds.items()
-        if kind != "IA3"
-    ]
-    if problems:
-        raise RecipeError(problems)
-    if kinds and len(kinds) != len(models):
-        raise RecipeError("adapters and full models cannot be merged with each other")
-    return bool(kinds)

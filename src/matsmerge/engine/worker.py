@@ -16,6 +16,7 @@ from matsmerge.engine.parameter import Parameter
 from matsmerge.engine.plan import Job, Piece, SolveJob, read_by
 from matsmerge.engine.solving import LayerSolver
 from matsmerge.errors import NonFiniteError, StatisticsError
+from matsmerge.linalg.low_rank import nearest_factors
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import BLOCK_ELEMENTS, Measured, Pass, Site, Task
 from matsmerge.methods.objectives.objective import Evidence
@@ -37,12 +38,14 @@ FINAL = None
 class Receipt:
     """A job's word that its values have been written.
 
-    With the sum of squares of each piece, and what there is to say of each layer that was solved.
+    With the sum of squares of each piece, what there is to say of each layer that was solved, and
+    the share of its change that each layer of a LoRA keeps.
     """
 
     job_index: int
     squares: tuple[float, ...]
     solved: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    energies: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,17 @@ class Worker:
         self._prefetch(job)
         if isinstance(job, SolveJob):
             return self._solve(job, measured, sinks)
+        energies: dict[str, float] = {}
         squares = [
-            self._merge_piece(p, measured.get(p.parameter.name, {}), sinks) for p in job.pieces
+            self._merge_piece(p, measured.get(p.parameter.name, {}), sinks, energies)
+            for p in job.pieces
         ]
-        return Receipt(job.index, tuple(squares))
+        return Receipt(job.index, tuple(squares), energies=energies)
 
     def _solve(self, job: SolveJob, measured: Mapping[str, Measured], sinks: Sinks) -> Receipt:
         squares: list[float] = []
         reports: dict[str, list[dict[str, Any]]] = {}
+        energies: dict[str, float] = {}
         keep = tuple(at for at in sinks if at is not None)
         for layer in job.layers:
             rule = layer.parameters[0].rule
@@ -82,11 +88,11 @@ class Worker:
             for at, sink in sinks.items():
                 values = solved.values if at is FINAL else solved.kept[at]
                 for name, parameter in own.items():
-                    self._write_whole(parameter, values[name].flatten(), sink)
+                    self._write_whole(parameter, values[name].flatten(), sink, energies)
             for name in own:
                 flat = solved.values[name].flatten()
                 squares.append(torch.dot(flat, flat).item())
-        return Receipt(job.index, tuple(squares), reports)
+        return Receipt(job.index, tuple(squares), reports, energies)
 
     def _start(self, parameter: Parameter, measured: Measured) -> Tensor:
         """A whole parameter as the init has it."""
@@ -110,10 +116,24 @@ class Worker:
         flat = self._load(parameter, 0, parameter.spec.num_elements, check, aligned)
         return flat.double().view(parameter.spec.shape)
 
-    def _write_whole(self, parameter: Parameter, values: Tensor, sink: Sink) -> None:
+    def _write_whole(
+        self, parameter: Parameter, values: Tensor, sink: Sink, energies: dict[str, float]
+    ) -> None:
+        """Write a parameter, or the factors of its change; `energies` notes what these keep."""
         if not self.allow_nonfinite:
             _check_result(parameter, values, torch.dot(values, values).item())
-        sink.write(parameter.name, 0, values.to(parameter.spec.dtype).contiguous())
+        if parameter.lora is None:
+            name = parameter.written_as or parameter.name
+            sink.write(name, 0, values.to(parameter.spec.dtype).contiguous())
+            return
+        base = self.alignment.base
+        assert base is not None
+        start = self._load(parameter, 0, len(values), not self.allow_nonfinite, base)
+        change = (values - start).view(parameter.lora.matrix_shape)
+        found = nearest_factors(change, parameter.lora.rank)
+        energies[parameter.name] = found.energy
+        for name, tensor in parameter.lora.tensors(found.left, found.right).items():
+            sink.write(name, 0, tensor.view(-1))
 
     def observe(self, job: Job, reading: Pass) -> tuple[int, list[Any]]:
         """Note what a pass wants to know; with the job's index, to put notes in order."""
@@ -122,9 +142,15 @@ class Worker:
         notes = [reading.observe(site) for site in self._sites(job, reading)]
         return job.index, reading.fold(notes) if notes else []
 
-    def _merge_piece(self, piece: Piece, measured: Measured, sinks: Sinks) -> float:
+    def _merge_piece(
+        self, piece: Piece, measured: Measured, sinks: Sinks, energies: dict[str, float]
+    ) -> float:
         """Merge a piece, and return the sum of its squares."""
         parameter = piece.parameter
+        name = parameter.written_as or parameter.name
+        whole: Tensor | None = None
+        if parameter.lora is not None:
+            whole = torch.empty(parameter.spec.num_elements, dtype=parameter.compute_dtype)
         squares = 0.0
         for start in range(piece.start, piece.stop, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, piece.stop)
@@ -138,9 +164,15 @@ class Worker:
                 if not self.allow_nonfinite:
                     _check_result(parameter, merged, square)
                 squares += square
+            if whole is not None:
+                whole[start:stop] = merged
+                continue
             rounded = merged.to(parameter.spec.dtype)
             for sink in sinks.values():
-                sink.write(parameter.name, start, rounded)
+                sink.write(name, start, rounded)
+        if whole is not None:
+            for sink in sinks.values():
+                self._write_whole(parameter, whole, sink, energies)
         return squares
 
     def _source(self, parameter: Parameter) -> AlignedModel:
@@ -184,7 +216,7 @@ class Worker:
         model: AlignedModel,
         out: Tensor | None = None,
     ) -> Tensor:
-        buffer = _buffer(stop - start, model.spec(parameter.name).dtype)
+        buffer = _buffer(stop - start, model.read_dtype(parameter.name))
         model.read_into(buffer, parameter.name, start)
         block = torch.empty(stop - start, dtype=parameter.compute_dtype) if out is None else out
         block.copy_(buffer.tensor)

@@ -45,3 +45,8 @@ METHODS: Mapping[str, type[Method]] = {
     "tact": TactMerging,
     "ace": AceMerging,
 }
+
+
+def method_name(method: Method) -> str:
+    """The name a recipe has for a method."""
+    return next(name for name, cls in METHODS.items() if cls is type(method))

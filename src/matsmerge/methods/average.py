@@ -1,5 +1,7 @@
 """Weighted averaging of parameters."""
 
+from collections.abc import Sequence
+
 from pydantic import Field
 from torch import Tensor
 
@@ -17,6 +19,13 @@ class Average(Method):
     @property
     def divides_by_weights(self) -> bool:
         return self.normalize
+
+    @property
+    def works_on_changes(self) -> bool:
+        return self.normalize
+
+    def coefficients(self, weights: Sequence[float]) -> list[float] | None:
+        return [weight / sum(weights) for weight in weights] if self.normalize else None
 
     def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
         first, *others = site.tasks

@@ -229,6 +229,10 @@ class Mats(Parts, Method):
         return True
 
     @property
+    def works_on_changes(self) -> bool:
+        return False  # statistics are about weights
+
+    @property
     def weights_covariances(self) -> bool:
         return True
 

@@ -110,6 +110,15 @@ class Method(BaseModel, ABC):
         return None
 
     @property
+    def works_on_changes(self) -> bool:
+        """Whether it gives the same with changes from a base as with models and their base."""
+        return True
+
+    def coefficients(self, weights: Sequence[float]) -> list[float] | None:  # noqa: ARG002
+        """c_m, where the merged model is theta_base + sum_m c_m (theta_m - theta_base)."""
+        return None
+
+    @property
     def divides_by_weights(self) -> bool:
         """Whether the sum of the models' weights must not be zero."""
         return False

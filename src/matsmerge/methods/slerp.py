@@ -31,6 +31,10 @@ class Slerp(Method):
     def divides_by_weights(self) -> bool:
         return True
 
+    @property
+    def works_on_changes(self) -> bool:
+        return False
+
     def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
         square_1, square_2, product = np.sum((yield Pass(_squares_and_product)), axis=0)
         norms = math.sqrt(square_1 * square_2)

@@ -1,9 +1,11 @@
 """Task arithmetic: adding up task vectors."""
 
+from collections.abc import Sequence
+
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.method import Measured, Method, Site, combine, total_weight
+from matsmerge.methods.method import Measured, Method, Site, combine
 
 
 class TaskArithmetic(Method):
@@ -21,7 +23,10 @@ class TaskArithmetic(Method):
     def divides_by_weights(self) -> bool:
         return self.normalize
 
+    def coefficients(self, weights: Sequence[float]) -> list[float]:
+        scale = self.scale / sum(weights) if self.normalize else self.scale
+        return [scale * weight for weight in weights]
+
     def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
-        total = total_weight(site.tasks)
-        scale = self.scale / total if self.normalize else self.scale
-        return combine(site, 1 - scale * total, [scale * task.weight for task in site.tasks])
+        coefficients = self.coefficients([task.weight for task in site.tasks])
+        return combine(site, 1 - sum(coefficients), coefficients)

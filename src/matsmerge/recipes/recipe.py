@@ -233,6 +233,22 @@ class Recipe(_Strict):
         description="iterations of the last solver to write a model of each; one run gives all",
     )
 
+    output: Literal["dense", "adapter"] | None = Field(
+        None,
+        description="of adapters: a full model, or an adapter; by default an adapter if all models "
+        "are adapters of one kind",
+    )
+    rank: Annotated[int, Field(ge=1)] | Literal["concatenate"] | None = Field(
+        None,
+        description="of a LoRA to write: a number, or concatenate for the exact sum of average and "
+        "task_arithmetic; by default the sum of the adapters' ranks",
+    )
+    align: Literal["knots"] | None = Field(
+        None,
+        description="knots: merge LoRA adapters in the space their outputs share, for ties and "
+        "dare_*",
+    )
+
     @field_serializer("method")
     def _plain_method(self, method: MethodSpec) -> dict[str, Any]:
         return {"name": method.name, **method.parameters}
@@ -329,9 +345,6 @@ class Recipe(_Strict):
 
     def _method_problems(self, spec: MethodSpec) -> Iterable[str]:
         method = spec.at_depth(0)
-        from_base = spec.parameters.get("model") == "base"
-        if (method.reads_base or from_base) and self.base is None:
-            yield f"method {spec.name} needs a base model (base: / --base)"
         if method.needed_models not in (None, len(self.models)):
             yield (
                 f"method {spec.name} merges exactly {method.needed_models} models, "

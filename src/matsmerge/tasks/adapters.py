@@ -1,60 +1,60 @@
-"""PEFT adapters: loaded onto their base, not merged into it."""
+"""PEFT adapters on their base: (IA)^3 as PEFT runs it, LoRA folded into the weights.
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+Statistics of (IA)^3 are about its vectors, those of LoRA about the weights it changes.
+"""
+
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
+from matsmerge.adapters.adapter import PREFIX, Adapter, names_in
+from matsmerge.checkpoints.alignment import matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
-from matsmerge.checkpoints.companions import read_json
-from matsmerge.checkpoints.opening import open_checkpoint
-from matsmerge.errors import CheckpointError, DataError
-from matsmerge.tasks.heads import ADAPTER_PREFIX
+from matsmerge.errors import DataError, MatsError
+from matsmerge.tasks.architectures import kind_of_adapter, kind_of_model, model_class, skeleton
 from matsmerge.tasks.optional_import import import_optional
-from matsmerge.tasks.pretrained import quiet
+from matsmerge.tasks.parameter_names import match_names
+from matsmerge.tasks.pretrained import quiet, read_config
 from matsmerge.tasks.problems import shorten
 
 _ADAPTER = "default"  # the name PEFT gives an adapter that is the only one
 
 
-@dataclass(frozen=True)
-class AdapterSettings:
-    """What `adapter_config.json` says."""
+def names_in_base(adapter: Adapter, base: Checkpoint) -> dict[str, str] | None:
+    """Tensors of the base by the adapter's parameters, where transformers stores other names.
 
-    base: Checkpoint
-    task_type: str | None
-
-
-def is_adapter(folder: Path) -> bool:
-    """Is the folder one that PEFT saved?"""
-    if not (folder / "adapter_config.json").is_file():
-        return False
-    if any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
-        raise DataError(
-            f"{folder}: holds both a model and an adapter (adapter_config.json); "
-            "move one of them to a folder of its own"
-        )
-    return True
-
-
-def read_adapter_settings(folder: Path) -> AdapterSettings:
-    """Read the adapter's configuration and open its base."""
-    path = folder / "adapter_config.json"
-    content = read_json(path)
-    name, revision = content.get("base_model_name_or_path"), content.get("revision")
-    if not isinstance(name, str) or not name:
-        raise DataError(f"{path}: expected the base's name in 'base_model_name_or_path'")
-    on_hub = revision and not Path(name).exists()
+    None where the names are alike, or nobody knows better.
+    """
+    if base.folder is None or {names_in(adapter, base)[w] for w in adapter.weights} <= {
+        *base.specs
+    }:
+        return None
     try:
-        base = open_checkpoint(f"{name}@{revision}" if on_hub else name)
-    except CheckpointError as error:
-        raise DataError([f"{path}: its base: {problem}" for problem in error.problems]) from error
-    if base.folder is None:
-        raise DataError(f"{path}: its base '{name}' is not a model's folder")
-    task_type = content.get("task_type")
-    return AdapterSettings(base, None if task_type is None else str(task_type))
+        model = _skeleton(adapter, base.folder)
+    except (MatsError, ImportError):
+        return None  # fitting the adapter will say what does not fit
+    return match_names(model, base)
+
+
+def _skeleton(adapter: Adapter, folder: Path) -> nn.Module:
+    """The class of model that an adapter was made for, without values."""
+    config = read_config(folder)
+    transformers = import_optional("transformers")
+    mapping = adapter.config.content.get("auto_mapping") or {}
+    named = getattr(transformers, str(mapping.get("base_model_class")), None)
+    with quiet():
+        if named is not None:
+            with torch.device("meta"):
+                model: nn.Module = named(config)
+            return model
+        kind = kind_of_adapter(adapter.config.task_type) or kind_of_model(config)
+        if kind is None:
+            return skeleton(transformers.AutoModel, config)
+        return skeleton(model_class(adapter.label, kind, config), config)
 
 
 def put_adapter_on(
@@ -70,11 +70,6 @@ def put_adapter_on(
     try:
         with quiet():  # its warnings on keys are errors of `match_adapter_names`
             config = peft.PeftConfig.from_pretrained(folder)
-            if config.is_prompt_learning:
-                raise DataError(
-                    f"{label}: is a {config.peft_type.value} adapter, which adds tokens to the "
-                    "input; expected one that changes modules, such as IA3 or LORA"
-                )
             if not head:
                 adapted: nn.Module = peft.PeftModel.from_pretrained(
                     model, folder, is_trainable=True, adapter_name=_ADAPTER
@@ -83,15 +78,43 @@ def put_adapter_on(
             config.inference_mode = False
             adapted = peft.get_peft_model(model, config, adapter_name=_ADAPTER)
             state = {name: checkpoint[name] for name in checkpoint.specs}
-            state |= {f"{ADAPTER_PREFIX}{name}": value for name, value in head.items()}
+            state |= {f"{PREFIX}{name}": value for name, value in head.items()}
             peft.set_peft_model_state_dict(adapted, state, adapter_name=_ADAPTER)
             return adapted
-    except DataError:
-        raise
     except Exception as error:  # unknown adapters, targets the base does not have, shapes
         raise DataError(
             f"{label}: peft cannot load it onto {type(model).__name__} ({first_line(error)})"
         ) from error
+
+
+def fold_into(
+    model: nn.Module, adapter: Adapter, base: Checkpoint, also: Sequence[str]
+) -> tuple[AdaptedCheckpoint, dict[str, str]]:
+    """Give a base's model the weights it has with a LoRA; only those take gradients.
+
+    `also` are patterns of other parameters that do. Returns the full model as a checkpoint, and
+    the model's parameters in it.
+    """
+    adapted = AdaptedCheckpoint(base, adapter, match_names(model, base))
+    names = match_names(model, adapted)
+    lacking = adapted.changed - set(names.values())
+    problems = [f"{adapter.label}: {type(model).__name__} has no place for '{n}'" for n in lacking]
+    if problems:
+        raise DataError(shorten(sorted(problems)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_changed = names.get(name) in adapted.changed
+            if is_changed and parameter.is_meta:
+                raise DataError(
+                    f"{adapter.label}: '{name}' is kept out of memory by the device map, and a "
+                    "LoRA has to change it; use devices that hold the whole model"
+                )
+            if is_changed:
+                parameter.copy_(adapted[names[name]])
+            parameter.requires_grad_(
+                parameter.is_floating_point() and (is_changed or matches(name, also))
+            )
+    return adapted, names
 
 
 def match_adapter_names(
@@ -106,7 +129,7 @@ def match_adapter_names(
             continue
         stored = stored_name(name)
         spec = checkpoint.specs.get(checkpoint.aliases.get(stored, stored))
-        if (own := head_names.get(stored.removeprefix(ADAPTER_PREFIX))) is not None:
+        if (own := head_names.get(stored.removeprefix(PREFIX))) is not None:
             of_head[name] = own
         elif spec is None:
             problems.append(f"{checkpoint.label}: lacks '{stored}', which the adapter needs")
@@ -136,4 +159,4 @@ def stored_name(name: str) -> str:
 
 def peft_saved(specs: Mapping[str, Any]) -> dict[str, Any]:
     """An adapter's tensors under the names the base's own parameters have."""
-    return {name.removeprefix(ADAPTER_PREFIX): spec for name, spec in specs.items()}
+    return {name.removeprefix(PREFIX): spec for name, spec in specs.items()}

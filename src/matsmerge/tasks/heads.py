@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
+from matsmerge.adapters.adapter import PREFIX
 from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
 from matsmerge.errors import DataError
 from matsmerge.tasks.architectures import architecture_of
 from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.pretrained import load_pretrained
 from matsmerge.tasks.problems import shorten
-
-ADAPTER_PREFIX = "base_model.model."  # what PEFT puts in front of the names of the model's own
 
 
 class HeadOutput(NamedTuple):
@@ -137,7 +136,7 @@ def head_parameters(model: nn.Module, head: Checkpoint) -> dict[str, str]:
     names: dict[str, str] = {}
     problems = []
     for stored, spec in head.specs.items():
-        plain = stored.removeprefix(ADAPTER_PREFIX)
+        plain = stored.removeprefix(PREFIX)
         name = next((n for n in (plain, f"{prefix}.{plain}") if n in shapes), None)
         if name is None:
             problems.append(f"{head.label}: '{stored}' is no parameter of {type(model).__name__}")

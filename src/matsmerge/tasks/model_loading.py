@@ -1,6 +1,6 @@
 """From a folder or hub id to a model that is ready for its task."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from matsmerge.adapters.adapter import Adapter, read_adapter
+from matsmerge.adapters.base import open_base
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, first_line
 from matsmerge.checkpoints.companions import companion_files
 from matsmerge.checkpoints.opening import local_path, open_checkpoint
 from matsmerge.errors import DataError
 from matsmerge.tasks.adapters import (
-    is_adapter,
+    fold_into,
     match_adapter_names,
     peft_saved,
     put_adapter_on,
-    read_adapter_settings,
 )
 from matsmerge.tasks.architectures import (
     choose_kind,
@@ -45,9 +46,9 @@ class LoadedModel:
     """A model in evaluation mode, its task, and where its parameters came from.
 
     `names` maps names in `model.named_parameters()` to tensors of `checkpoint` and `head_names` to
-    tensors of the head's file; a parameter is in one of them or in neither. Of an adapter,
-    `checkpoint` is the adapter's and `base` that of the model it is on; only the adapter's
-    parameters take gradients.
+    tensors of the head's file; a parameter is in one of them or in neither. Of an (IA)^3 adapter,
+    `checkpoint` is the adapter's, of a LoRA the full model it makes of its base; `base` is that
+    of the model it is on.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class _Request:
     options: TaskOptions
     dtype: str | None
     device_map: str | Mapping[str, Any] | None
+    also: tuple[str, ...]
 
 
 def load_model(
@@ -81,12 +83,14 @@ def load_model(
     dtype: str | None = None,
     device: str | None = None,
     device_map: str | Mapping[str, Any] | None = None,
+    also: Sequence[str] = (),
 ) -> LoadedModel:
     """Load a model or a PEFT adapter on its base; code that comes with it is never run.
 
     The task is what the model's architecture says, unless given. `head` is a file with the head's
     parameters for a model stored without. The dtype is the one that holds what is stored, the
-    device a GPU if there is one, unless given.
+    device a GPU if there is one, unless given. Of an adapter, only what it changes takes
+    gradients, and for LoRA parameters that match a pattern of `also`.
     """
     if device is not None and device_map is not None:
         raise DataError("give either a device or a device_map, not both")
@@ -101,9 +105,11 @@ def load_model(
         options or TaskOptions(),
         dtype,
         device_map,
+        tuple(also),
     )
-    if is_adapter(checkpoint.folder):
-        loaded = _load_adapter(checkpoint, request)
+    adapter = read_adapter(checkpoint)
+    if adapter is not None:
+        loaded = _load_adapter(adapter, request)
     else:
         loaded = _load_full(checkpoint, request)
         for parameter in loaded.model.parameters():
@@ -192,24 +198,28 @@ def _load_with_plain_head(
     return _loaded(model, task, checkpoint, names, head_names, notes)
 
 
-def _load_adapter(checkpoint: Checkpoint, request: _Request) -> LoadedModel:
-    assert checkpoint.folder is not None
-    settings = read_adapter_settings(checkpoint.folder)
-    base = settings.base
+def _load_adapter(adapter: Adapter, request: _Request) -> LoadedModel:
+    checkpoint = adapter.checkpoint
+    base = open_base(adapter)
     assert base.folder is not None
+    assert checkpoint.folder is not None
     companion_files(base.folder)
     config = read_config(base.folder)
-    inferred = kind_of_adapter(settings.task_type) or kind_of_model(config)
+    inferred = kind_of_adapter(adapter.config.task_type) or kind_of_model(config)
     kind = choose_kind(checkpoint.label, request.task, inferred, config)
     auto_class = model_class(base.label, kind, config)
     model, head_names, notes = _load_auto(
         auto_class, base, config, request, peft_saved(checkpoint.specs)
     )
     task = _make_task(kind, model, [checkpoint.folder, base.folder], request)
+    if adapter.config.kind == "lora":
+        adapted, names = fold_into(model, adapter, base, request.also)
+        names = {name: stored for name, stored in names.items() if name not in head_names}
+        return LoadedModel(model, task, adapted, names, head_names, base, notes)
     apart = {name: model.get_parameter(name).detach() for name in head_names}
-    adapted = put_adapter_on(model, checkpoint, apart)
-    names, of_head = match_adapter_names(adapted, checkpoint, head_names)
-    return LoadedModel(adapted, task, checkpoint, names, of_head, base, notes)
+    with_vectors = put_adapter_on(model, checkpoint, apart)
+    names, of_head = match_adapter_names(with_vectors, checkpoint, head_names)
+    return LoadedModel(with_vectors, task, checkpoint, names, of_head, base, notes)
 
 
 def _loaded(

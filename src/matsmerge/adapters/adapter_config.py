@@ -1,0 +1,160 @@
+"""`adapter_config.json`: what kind of adapter a folder holds, and its scalings."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from matsmerge.checkpoints.companions import read_json
+from matsmerge.errors import CheckpointError
+
+CONFIG = "adapter_config.json"
+
+Kind = Literal["lora", "ia3"]
+_KINDS: Mapping[str, Kind] = {"LORA": "lora", "IA3": "ia3"}
+_ADVICE = "fold it into its base (peft: merge_and_unload) and give the full model instead"
+
+# LoRA: initialisations after which the base is another model than the one that is stored.
+_CHANGES_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
+# LoRA: options with which an adapter is not W + B A, or not of a module's weight.
+_NOT_SUPPORTED = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "megatron_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_qalora",
+)
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What an adapter's configuration says; `content` is all of it."""
+
+    path: Path
+    kind: Kind
+    content: Mapping[str, Any]
+
+    @property
+    def base(self) -> str | None:
+        """The name or path of the model it was made for, with `@revision` on the hub."""
+        name, revision = self.content.get("base_model_name_or_path"), self.content.get("revision")
+        if not name:
+            return None
+        return f"{name}@{revision}" if revision and not Path(name).exists() else str(name)
+
+    @property
+    def task_type(self) -> str | None:
+        return self.content.get("task_type")
+
+    @property
+    def has_transposed_weights(self) -> bool:
+        """Does it say that weights are (in, out)? Needed for square ones only."""
+        return bool(self.content.get("fan_in_fan_out"))
+
+    @property
+    def uses_dora(self) -> bool:
+        return bool(self.content.get("use_dora"))
+
+    def rank(self, module: str) -> int:
+        return int(self._of(module, "rank_pattern", "r"))
+
+    def scaling(self, module: str) -> float:
+        """The factor on B A: alpha / r, or alpha / sqrt(r) for rank-stabilised LoRA."""
+        alpha, rank = float(self._of(module, "alpha_pattern", "lora_alpha")), self.rank(module)
+        return alpha / (math.sqrt(rank) if self.content.get("use_rslora") else rank)
+
+    def _of(self, module: str, patterns: str, otherwise: str) -> Any:
+        for pattern, value in (self.content.get(patterns) or {}).items():
+            if re.match(rf"(.*\.)?({pattern})$", module):  # as PEFT matches them
+                return value
+        return self.content[otherwise]
+
+    def is_feedforward(self, module: str) -> bool:
+        """(IA)^3: does the vector scale the module's inputs rather than its outputs?"""
+        targets = self.content.get("feedforward_modules") or []
+        if isinstance(targets, str):
+            return re.fullmatch(targets, module) is not None
+        return any(module == t or module.endswith(f".{t}") for t in targets)
+
+
+def is_adapter(folder: Path | None) -> bool:
+    """Is the folder one that PEFT saved?"""
+    if folder is None or not (folder / CONFIG).is_file():
+        return False
+    if any(folder.glob("model*.safetensors")) or any(folder.glob("pytorch_model*.bin")):
+        raise CheckpointError(
+            f"{folder}: holds both a model and an adapter ({CONFIG}); "
+            "move one of them to a folder of its own"
+        )
+    return True
+
+
+def read_adapter_config(folder: Path) -> AdapterConfig:
+    """The configuration in an adapter's folder; all that cannot be done with it is said."""
+    path = folder / CONFIG
+    content = read_json(path)
+    found = str(content.get("peft_type"))
+    if found not in _KINDS:
+        raise CheckpointError(
+            f"{path}: is an adapter of type {found}; expected LORA or IA3. For others, {_ADVICE}"
+        )
+    config = AdapterConfig(path, _KINDS[found], content)
+    problems = list(_problems(config))
+    if problems:
+        raise CheckpointError([f"{path}: {problem}" for problem in problems])
+    return config
+
+
+def _problems(config: AdapterConfig) -> Iterator[str]:
+    content = config.content
+    for key in ("base_model_name_or_path", "revision", "task_type"):
+        if content.get(key) is not None and not isinstance(content[key], str):
+            yield f"{key} is {content[key]!r}, expected a string"
+    if config.kind == "ia3":
+        yield from _bad_patterns(content, ["feedforward_modules"])
+        return
+    for key in ("r", "lora_alpha"):
+        if not _is_positive(content.get(key)):
+            yield f"{key} is {content.get(key)!r}, expected a positive number"
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = content.get(key) or {}
+        if not isinstance(patterns, Mapping) or not all(map(_is_positive, patterns.values())):
+            yield f"{key} is {patterns!r}, expected positive numbers by module"
+        else:
+            yield from _bad_regexes(key, patterns)
+    init = content.get("init_lora_weights")
+    if isinstance(init, str) and init.lower().startswith(_CHANGES_BASE):
+        yield (
+            f"init_lora_weights is '{init}', which changes the base; save it as a plain LoRA "
+            "(peft: save_pretrained with path_initial_model_for_weight_conversion)"
+        )
+    for key in _NOT_SUPPORTED:
+        if content.get(key):
+            yield f"{key} is not supported; {_ADVICE}"
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _bad_patterns(content: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
+    for key in keys:
+        value = content.get(key)
+        if isinstance(value, str):
+            yield from _bad_regexes(key, [value])
+        elif value is not None and not all(isinstance(v, str) for v in value):
+            yield f"{key} is {value!r}, expected a list of module names or a regular expression"
+
+
+def _bad_regexes(key: str, patterns: Iterable[str]) -> Iterator[str]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            yield f"{key}: '{pattern}' is not a regular expression ({error})"

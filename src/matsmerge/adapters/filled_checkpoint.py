@@ -1,0 +1,47 @@
+"""Tensors gathered from several checkpoints; what none of them has is a constant."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor comes from."""
+
+    checkpoint: Checkpoint
+    name: str
+
+
+class FilledCheckpoint(Checkpoint):
+    """What `sources` names, and `fill` everywhere else; `of` is the checkpoint it stands for."""
+
+    def __init__(
+        self,
+        label: str,
+        specs: Mapping[str, TensorSpec],
+        sources: Mapping[str, Stored],
+        fill: float,
+        of: Checkpoint | None = None,
+    ) -> None:
+        self.label = label
+        self.specs = dict(specs)
+        self.aliases: dict[str, str] = {}
+        self.folder = of.folder if of else None
+        self.place = of.place if of else None
+        self._sources = dict(sources)
+        self._fill = fill
+        self._of = of
+
+    @property
+    def origin(self) -> Checkpoint:
+        return self._of or self
+
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        source = self._sources.get(name)
+        if source is None:
+            buffer.tensor.fill_(self._fill)
+        else:
+            stop = start + len(buffer.tensor)
+            buffer.tensor.copy_(source.checkpoint.read(source.name, start, stop))

@@ -1,0 +1,132 @@
+"""LoRAs in one space: coordinates of their changes in the outputs that all of them span.
+
+KnOTS (Stoica et al., 2024, arXiv:2410.19735): with U from the singular value decomposition
+
+    [s_1 B_1 A_1, ..., s_M B_M A_M] = U S Vᵀ,    X_m = Uᵀ s_m B_m A_m
+
+methods that look at single entries, such as TIES and DARE, are applied to X_1, ..., X_M, whose
+entries mean the same in every model, and U X is the merged change.
+"""
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matsmerge.adapters.adapter import Adapter
+from matsmerge.adapters.lora_layer import LoraLayer
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+from matsmerge.errors import AlignmentError
+from matsmerge.linalg.low_rank import shared_outputs
+
+
+class JointSpace:
+    """The changes of several LoRAs, (out, in) whichever way the weights are stored."""
+
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self.adapters = tuple(adapters)
+        self._recent = _Recent()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        problems = []
+        for adapter in adapters:
+            for module in adapter.modules:
+                a, b = (adapter.checkpoint.specs[n].shape for n in _names(adapter, module))
+                shape = (b[0], *a[1:])
+                if self._shapes.setdefault(module, shape) != shape:
+                    problems.append(
+                        f"{adapter.label}: '{module}' is of the shape {list(shape)}, "
+                        f"{adapters[0].label} has {list(self._shapes[module])}"
+                    )
+        if problems:
+            raise AlignmentError(problems)
+
+    @property
+    def modules(self) -> list[str]:
+        return list(self._shapes)
+
+    def num_outputs(self, module: str) -> int:
+        """The dimension of the space: the sum of the ranks, or the layer's outputs if fewer."""
+        ranks = sum(adapter.ranks().get(module, 0) for adapter in self.adapters)
+        return min(ranks, self._shapes[module][0])
+
+    def layer(self, module: str, rank: int, dtype: torch.dtype) -> LoraLayer:
+        is_embedding = any("embedding_A" in a.modules.get(module, ()) for a in self.adapters)
+        return LoraLayer(module, self._shapes[module], rank, dtype, is_embedding=is_embedding)
+
+    def spec(self, module: str) -> TensorSpec:
+        """Of a model's coordinates."""
+        num_inputs = torch.Size(self._shapes[module][1:]).numel()
+        return TensorSpec(torch.float64, (self.num_outputs(module), num_inputs))
+
+    def factors(self, module: str) -> list[tuple[Tensor, Tensor] | None]:
+        """Each adapter's B, scaled, and A; None where it leaves the module alone."""
+        found: list[tuple[Tensor, Tensor] | None] = []
+        for adapter in self.adapters:
+            if module not in adapter.modules:
+                found.append(None)
+                continue
+            a, b = (adapter.checkpoint[n].double().flatten(1) for n in _names(adapter, module))
+            found.append((b * adapter.config.scaling(module), a))
+        return found
+
+    def basis(self, module: str) -> Tensor:
+        """U, (out, dimension of the space)."""
+        return self._all(module)[0]
+
+    def coordinates(self, module: str, model: int) -> Tensor | None:
+        """X_m, or None where it is zero."""
+        return self._all(module)[1][model]
+
+    def _all(self, module: str) -> tuple[Tensor, list[Tensor | None]]:
+        if self._recent.module != module:
+            factors = self.factors(module)
+            present = [f for f in factors if f is not None]
+            basis = shared_outputs([b for b, _ in present], [a for _, a in present])
+            coordinates = [None if f is None else basis.mT @ f[0] @ f[1] for f in factors]
+            self._recent.module, self._recent.values = module, (basis, coordinates)
+        assert self._recent.values is not None
+        return self._recent.values
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_recent"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _recent=_Recent())
+
+
+class _Recent(threading.local):
+    module: str | None = None
+    values: tuple[Tensor, list[Tensor | None]] | None = None
+
+
+def _names(adapter: Adapter, module: str) -> tuple[str, str]:
+    parts = adapter.modules[module]
+    return parts.get("A") or parts["embedding_A"], parts.get("B") or parts["embedding_B"]
+
+
+class JointCheckpoint(Checkpoint):
+    """A LoRA's coordinates, by the names of the weights they change, and its other tensors."""
+
+    def __init__(self, space: JointSpace, number: int, others: Checkpoint) -> None:
+        adapter = space.adapters[number].checkpoint
+        self.label, self.folder, self.place = adapter.label, adapter.folder, adapter.place
+        self._space, self._number, self._others = space, number, others
+        self._modules: Mapping[str, str] = {f"{m}.weight": m for m in space.modules}
+        self.specs = {w: space.spec(m) for w, m in self._modules.items()} | dict(others.specs)
+        self.aliases = {}
+
+    @property
+    def origin(self) -> Checkpoint:
+        return self._space.adapters[self._number].checkpoint
+
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        if name not in self._modules:
+            self._others.read_into(buffer, name, start)
+            return
+        found = self._space.coordinates(self._modules[name], self._number)
+        if found is None:
+            buffer.tensor.zero_()
+        else:
+            buffer.tensor.copy_(found.reshape(-1)[start : start + len(buffer.tensor)])

@@ -1,0 +1,286 @@
+"""What is written of merged adapters: an adapter again, or the full model it makes of its base."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
+from matsmerge.adapters.adapter import PREFIX, make_adapter
+from matsmerge.adapters.adapter_config import AdapterConfig
+from matsmerge.adapters.adapter_writing import ia3_config, lora_config
+from matsmerge.adapters.filled_checkpoint import FilledCheckpoint
+from matsmerge.adapters.joint_space import JointSpace
+from matsmerge.adapters.lora_layer import LoraLayer
+from matsmerge.checkpoints.alignment import Alignment
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
+from matsmerge.engine.inputs import Inputs, adapted
+from matsmerge.errors import RecipeError
+from matsmerge.linalg.low_rank import nearest_factors
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.rules import Rule
+
+_MAX_LISTED = 5
+
+# What became of each layer of a LoRA, by module: rank, and the share of the change it keeps.
+Kept = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The last step of a merge of adapters, which are small and merged in memory."""
+
+    specs: Mapping[str, TensorSpec]  # of what is written
+    make: Callable[[Mapping[str, Tensor]], tuple[Checkpoint, Kept]]  # from the merged values
+
+
+@dataclass(frozen=True)
+class AdapterOutput:
+    """An adapter to write, or to fold into its base.
+
+    `layers` are the weights that a LoRA is made of while they are merged, by name; `names` what
+    other tensors are called in the adapter.
+    """
+
+    config: Mapping[str, Any] | None  # of the adapter that is written
+    layers: Mapping[str, LoraLayer]
+    names: Mapping[str, str]
+    finish: Finish | None = None
+
+
+def plan_output(
+    recipe: Recipe, inputs: Inputs, alignment: Alignment, rules: Mapping[str, Rule]
+) -> AdapterOutput | None:
+    """What to write, or None for full models as they are merged."""
+    if inputs.view == "vectors":
+        output = _vectors(recipe, inputs, alignment)
+    elif inputs.view == "joint":
+        output = _joint(recipe, inputs, alignment, rules)
+    elif inputs.writes_adapter:
+        output = _folded(recipe, inputs, alignment)
+    else:
+        return None
+    if output.config is not None and any(model.heads for model in alignment.models):
+        # For a task with a head PEFT would look for one in the adapter.
+        return replace(output, config={**output.config, "task_type": None})
+    return output
+
+
+def _vectors(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutput:
+    adapters = list(inputs.adapters.values())
+    content = ia3_config(adapters, _modules_to_save(inputs, alignment))
+    if inputs.writes_adapter:
+        return AdapterOutput(content, {}, {})
+    config = AdapterConfig(adapters[0].config.path, "ia3", content)
+    reference = alignment.models[0]
+    specs = {name: reference.spec(name) for name in alignment.names}
+    return AdapterOutput(None, {}, {}, _folding(recipe, inputs, config, specs))
+
+
+def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutput:
+    """The layers of a LoRA: all weights that some adapter changes."""
+    dtype = _dtype(recipe, inputs)
+    models = [m for m in inputs.models.values() if isinstance(m, AdaptedCheckpoint)]
+    layers: dict[str, LoraLayer] = {}
+    names: dict[str, str] = {}
+    for name in alignment.names:
+        stored = alignment.models[0].names[name]
+        having = [m for m in models if stored in m.changed]
+        changes = [(m, m.fitted.changes[stored]) for m in having if stored in m.fitted.changes]
+        found = [(m, c) for m, c in changes if c.low_rank is not None]
+        if found:
+            first, change = found[0]
+            ranks = sum(c.low_rank.rank for _, c in found if c.low_rank is not None)
+            layer = LoraLayer(
+                first.fitted.modules[stored],
+                tuple(alignment.models[0].spec(name).shape),
+                ranks if not isinstance(recipe.rank, int) else recipe.rank,
+                dtype,
+                change.is_transposed,
+                "embedding_A" in first.adapter.modules[first.fitted.modules[stored]],
+            )
+            layers[name] = layer
+        elif having:
+            names[name] = _own_name(stored, having[0])
+    modules = {layer.module for layer in layers.values()}
+    written = {n: _tensor_name(own, modules) for n, own in names.items()}
+    layers = _limited(recipe, layers)
+    content = lora_config(
+        next(iter(inputs.adapters.values())).config.content,
+        list(layers.values()),
+        _biases(inputs, alignment, names.values()),
+        _modules_to_save(inputs, alignment),
+    )
+    return AdapterOutput(content, layers, written)
+
+
+def _own_name(stored: str, model: AdaptedCheckpoint) -> str:
+    """A parameter's name in the adapter's own terms."""
+    own = model.fitted.parameters.get(stored)
+    if own is not None:
+        return own
+    weight = stored.removesuffix("bias") + "weight"  # a bias that goes with a change of the weight
+    return f"{model.fitted.modules[weight]}.bias"
+
+
+def _tensor_name(parameter: str, modules: Iterable[str]) -> str:
+    """What PEFT calls a parameter that an adapter brings whole."""
+    module, _, attribute = parameter.rpartition(".")
+    return f"{PREFIX}{module}.base_layer.{attribute}" if module in modules else PREFIX + parameter
+
+
+def _limited(recipe: Recipe, layers: Mapping[str, LoraLayer]) -> dict[str, LoraLayer]:
+    """Layers with a rank they can have; one that was asked for must be possible."""
+    if isinstance(recipe.rank, int):
+        check_rank(recipe.rank, {name: layer.matrix_shape for name, layer in layers.items()})
+    return {
+        name: LoraLayer(
+            layer.module,
+            layer.shape,
+            min(layer.rank, *layer.matrix_shape),
+            layer.dtype,
+            layer.is_transposed,
+            layer.is_embedding,
+        )
+        for name, layer in layers.items()
+    }
+
+
+def check_rank(rank: int, shapes: Mapping[str, tuple[int, int]]) -> None:
+    """Refuse a rank that is larger than a layer."""
+    small = {name: shape for name, shape in shapes.items() if rank > min(shape)}
+    if small:
+        shown = [f"'{n}' {list(shape)}" for n, shape in list(small.items())[:_MAX_LISTED]]
+        more = f" and {len(small) - _MAX_LISTED} more" if len(small) > _MAX_LISTED else ""
+        raise RecipeError(
+            f"rank: {rank} is larger than {', '.join(shown)}{more}; choose at most "
+            f"{min(min(shape) for shape in shapes.values())}"
+        )
+
+
+def _joint(
+    recipe: Recipe, inputs: Inputs, alignment: Alignment, rules: Mapping[str, Rule]
+) -> AdapterOutput:
+    space, dtype = inputs.space, _dtype(recipe, inputs)
+    assert space is not None
+    ranks = {m: space.num_outputs(m) for m in space.modules}
+    if isinstance(recipe.rank, int):
+        shapes = {m: space.layer(m, 1, dtype).matrix_shape for m in ranks}
+        check_rank(recipe.rank, shapes)
+        ranks = {m: min(rank, recipe.rank) for m, rank in ranks.items()}
+    elif recipe.rank == "concatenate":
+        ranks = {m: sum(a.ranks().get(m, 0) for a in space.adapters) for m in ranks}
+    layers = [space.layer(m, rank, dtype) for m, rank in ranks.items()]
+    weights = {f"{m}.weight" for m in ranks}
+    others = [name for name in alignment.names if name not in weights]
+    names = {n: _tensor_name(n, ranks) for n in others}
+    content = lora_config(
+        space.adapters[0].config.content,
+        layers,
+        _biases(inputs, alignment, others),
+        _modules_to_save(inputs, alignment),
+    )
+    reference = alignment.models[0]
+    specs: dict[str, TensorSpec] = {}
+    for layer in layers:
+        specs |= layer.specs
+    specs |= {written: reference.spec(n) for n, written in names.items()}
+
+    def make(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
+        tensors: dict[str, Tensor] = {written: state[n] for n, written in names.items()}
+        kept: Kept = {}
+        for layer in layers:
+            weight = f"{layer.module}.weight"
+            rule = rules[weight] if recipe.rank == "concatenate" else None
+            left, right, energy = _factors(space, layer, state[weight], rule)
+            tensors |= layer.tensors(left, right)
+            kept[layer.module] = {"rank": layer.rank, "energy": energy}
+        return InMemoryCheckpoint("merged", tensors), kept
+
+    if inputs.writes_adapter:
+        return AdapterOutput(content, {}, {}, Finish(specs, make))
+    config = AdapterConfig(space.adapters[0].config.path, "lora", content)
+    folding = _folding(recipe, inputs, config, specs)
+
+    def fold(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
+        merged, kept = make(state)
+        return folding.make({n: merged[n] for n in merged.specs})[0], kept
+
+    return AdapterOutput(None, {}, {}, Finish(folding.specs, fold))
+
+
+def _factors(
+    space: JointSpace, layer: LoraLayer, coordinates: Tensor, rule: Rule | None
+) -> tuple[Tensor, Tensor, float]:
+    """The merged change as two factors; with a rule, the adapters' own, one beside the other."""
+    if rule is not None:
+        coefficients = rule.method.coefficients(rule.weights)
+        assert coefficients is not None
+        factors = zip(space.factors(layer.module), coefficients, strict=True)
+        present = [(f[0] * c, f[1]) for f, c in factors if f is not None]
+        return torch.cat([b for b, _ in present], 1), torch.cat([a for _, a in present]), 1.0
+    basis = space.basis(layer.module)
+    if layer.rank == len(coordinates):
+        return basis, coordinates, 1.0
+    found = nearest_factors(coordinates, layer.rank)
+    return basis @ found.left, found.right, found.energy
+
+
+def _folding(
+    recipe: Recipe, inputs: Inputs, config: AdapterConfig, specs: Mapping[str, TensorSpec]
+) -> Finish:
+    """Fold a merged adapter into its base."""
+    base = inputs.pretrained
+    assert base is not None
+    # Names and shapes are the same whatever the values will be.
+    outline = adapted(base, make_adapter(FilledCheckpoint("merged", specs, {}, 1.0), config))
+    dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
+    written = {
+        name: TensorSpec(dtype or spec.dtype, spec.shape) if spec.dtype.is_floating_point else spec
+        for name, spec in outline.specs.items()
+    }
+
+    def make(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
+        merged = make_adapter(InMemoryCheckpoint("merged", dict(state)), config)
+        return adapted(base, merged), {}
+
+    return Finish(written, make)
+
+
+def _dtype(recipe: Recipe, inputs: Inputs) -> torch.dtype:
+    """The dtype of a LoRA: the one asked for, or that of the first adapter."""
+    if recipe.dtype:
+        return getattr(torch, recipe.dtype)  # type: ignore[no-any-return]
+    adapter = next(iter(inputs.adapters.values()))
+    parts = next(iter(adapter.modules.values()))
+    return adapter.checkpoint.specs[next(iter(parts.values()))].dtype
+
+
+def _modules_to_save(inputs: Inputs, alignment: Alignment) -> list[str]:
+    """Modules that adapters bring whole, but for heads that are kept apart."""
+    found = {
+        module
+        for adapter in inputs.adapters.values()
+        for module in adapter.config.content.get("modules_to_save") or []
+    }
+    apart = {part for m in alignment.models for head in m.heads for part in head.split(".")}
+    held = {
+        part
+        for adapter in inputs.adapters.values()
+        for name in adapter.values
+        for part in name.split(".")
+    }
+    return [m for m in found if not apart & set(m.split(".")) and held & set(m.split("."))]
+
+
+def _biases(inputs: Inputs, alignment: Alignment, parameters: Iterable[str]) -> list[str]:
+    """Of parameters that are brought whole, biases that belong to no module that is."""
+    saved = _modules_to_save(inputs, alignment)
+    return [
+        name
+        for name in parameters
+        if name.endswith(".bias") and not any(f".{m}." in f".{name}" for m in saved)
+    ]

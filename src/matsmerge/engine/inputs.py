@@ -1,0 +1,274 @@
+"""The models of a recipe as they enter the merge.
+
+Full models enter as they are. Adapters enter in one of three ways:
+
+    vectors   (IA)^3 alone: their vectors are merged; task vectors are taken from all ones
+    folded    LoRA, or adapters beside full models: each as the full model it makes of its base
+    joint     LoRA with `align: knots` or `rank: concatenate`: changes, in a space they share
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
+from matsmerge.adapters.adapter import PREFIX, Adapter, fit, is_head, read_adapter
+from matsmerge.adapters.base import open_base
+from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
+from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.opening import Source, local_path, open_checkpoint
+from matsmerge.errors import CheckpointError, RecipeError
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.tasks.adapters import names_in_base
+
+View = Literal["full", "vectors", "folded", "joint"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Checkpoints to merge, and what they were made from."""
+
+    view: View
+    models: Mapping[str, Checkpoint]
+    base: Checkpoint | None  # what task vectors are taken from
+    pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    writes_adapter: bool = False
+    space: JointSpace | None = None
+    heads: tuple[str, ...] = ()  # what belongs to one adapter's task alone
+    notes: tuple[str, ...] = ()
+
+
+def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
+    """Open all models and the base, and see what they are."""
+    wanted = {str(entry.name): sources.get(str(entry.name), entry.model) for entry in recipe.models}
+    if recipe.base is not None:
+        wanted["base"] = sources.get("base", recipe.base)
+    opened: dict[str, Checkpoint] = {}
+    adapters: dict[str, Adapter] = {}
+    problems: list[str] = []
+    for name, source in wanted.items():
+        try:
+            label = None if isinstance(source, (str, Path)) else name
+            opened[name] = open_checkpoint(source, label)
+            adapter = read_adapter(opened[name])
+            if adapter is not None:
+                adapters[name] = adapter
+        except CheckpointError as error:
+            problems += error.problems
+    if "base" in adapters:
+        problems.append(f"{opened['base'].label}: is an adapter; the base must be a full model")
+    if problems:
+        raise CheckpointError(problems)
+    base = opened.pop("base", None)
+    view = _choose_view(recipe, adapters)
+    if view == "full":
+        return Inputs(view, opened, base)
+    writes_adapter = _writes_adapter(recipe, adapters)
+    heads = {n for a in adapters.values() for n in a.heads} if len(opened) > 1 else set()
+    brings_values = any(n not in heads for a in adapters.values() for n in a.values)
+    notes = _check_bases(adapters, base)
+    if base is None and (view == "folded" or not writes_adapter or brings_values):
+        base = open_base(next(iter(adapters.values())))
+    inputs = Inputs(view, opened, base, base, adapters, writes_adapter, notes=tuple(notes))
+    if view == "vectors":
+        return _as_vectors(inputs, heads)
+    return _joint(inputs, heads) if view == "joint" else _folded(inputs)
+
+
+def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> View:
+    """How to merge these models, if they can be merged as asked for."""
+    kinds = {adapter.config.kind for adapter in adapters.values()}
+    all_of = kinds.pop() if len(kinds) == 1 and len(adapters) == len(recipe.models) else None
+    problems = []
+    if recipe.output == "adapter" and all_of is None:
+        problems.append(
+            "output: adapter needs adapters of one kind, LoRA or (IA)^3, and nothing else; write "
+            "a full model, and make a LoRA of it with `mats extract-lora`"
+        )
+    if recipe.output == "dense" and recipe.rank is not None and recipe.align is None:
+        problems.append("rank is that of a LoRA to write, and output is dense; leave out either")
+    for key in ("rank", "align"):
+        if getattr(recipe, key) is not None and all_of != "lora":
+            problems.append(f"{key}: is for merging LoRA adapters, and not all models are some")
+    if problems:
+        raise RecipeError(problems)
+    if not adapters:
+        return "full"
+    if all_of == "ia3":
+        return "vectors"
+    is_joint = recipe.align is not None or recipe.rank == "concatenate"
+    if is_joint and any(a.config.uses_dora for a in adapters.values()):
+        raise RecipeError(
+            "DoRA is not a change of low rank, so that it can be neither aligned nor concatenated; "
+            "leave out align, or choose a number as rank"
+        )
+    return "joint" if is_joint else "folded"
+
+
+def _writes_adapter(recipe: Recipe, adapters: Mapping[str, Adapter]) -> bool:
+    uses_dora = any(adapter.config.uses_dora for adapter in adapters.values())
+    if recipe.output is not None or recipe.rank is not None:
+        if recipe.output != "dense" and uses_dora and recipe.rank is None:
+            raise RecipeError(
+                "a DoRA is not a change of low rank; say how much of it to keep with rank, or "
+                "write a full model"
+            )
+        return recipe.output != "dense"
+    kinds = {adapter.config.kind for adapter in adapters.values()}
+    return len(adapters) == len(recipe.models) and len(kinds) == 1 and not uses_dora
+
+
+def _check_bases(adapters: Mapping[str, Adapter], base: Checkpoint | None) -> list[str]:
+    """Refuse adapters that say they are of different bases, unless the base was given."""
+    named = {a.label: a.config.base for a in adapters.values() if a.config.base is not None}
+    if base is None and len({_place(name) for name in named.values()}) > 1:
+        raise RecipeError(
+            [
+                "the adapters are of different bases; if these are the same model, say so with "
+                "--base / base:",
+                *(f"{label}: its base is {name}" for label, name in named.items()),
+            ]
+        )
+    if base is None:
+        return []
+    given = {base.label, str(base.place), _place(base.label)}
+    others = sorted({name for name in named.values() if not {name, _place(name)} & given})
+    return [f"on the base {base.label}; the adapters name {', '.join(others)}"] if others else []
+
+
+def _place(name: str) -> str:
+    path = local_path(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def _folded(inputs: Inputs) -> Inputs:
+    base = inputs.base
+    assert base is not None
+    models: dict[str, Checkpoint] = {}
+    heads: dict[str, Stored] = {}
+    problems: list[str] = []
+    for name, checkpoint in inputs.models.items():
+        adapter = inputs.adapters.get(name)
+        try:
+            models[name] = checkpoint if adapter is None else adapted(base, adapter)
+        except CheckpointError as error:
+            problems += error.problems
+            continue
+        if adapter is not None:
+            fitted = models[name].fitted  # type: ignore[attr-defined]
+            heads |= {
+                n: Stored(models[name], n) for n, own in fitted.parameters.items() if is_head(own)
+            }
+    if problems:
+        raise CheckpointError(problems)
+    start = base
+    if len(models) == 1 and heads:
+        # A single adapter keeps its head; then the head did not start anywhere else.
+        specs = {**base.specs, **{n: s.checkpoint.specs[n] for n, s in heads.items()}}
+        sources = {n: Stored(base, n) for n in base.specs} | heads
+        start, heads = FilledCheckpoint(base.label, specs, sources, 0.0, of=base), {}
+    return _replaced(inputs, models, start, heads)
+
+
+def adapted(base: Checkpoint, adapter: Adapter) -> AdaptedCheckpoint:
+    """An adapter on its base, whose names are asked for where the adapter has others."""
+    return AdaptedCheckpoint(base, adapter, names_in_base(adapter, base))
+
+
+def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
+    adapters = list(inputs.adapters.values())
+    vectors = {
+        t: a.checkpoint.specs[t] for a in adapters for p in a.modules.values() for t in p.values()
+    }
+    names = {n: PREFIX + n for a in adapters for n in a.values}
+    values = list(_values(inputs, heads, names))
+    models = {
+        name: FilledCheckpoint(
+            adapter.label,
+            {**vectors, **own.specs},
+            {t: Stored(adapter.checkpoint, t) for p in adapter.modules.values() for t in p.values()}
+            | dict(own.sources),
+            1.0,
+            of=adapter.checkpoint,
+        )
+        for (name, adapter), own in zip(inputs.adapters.items(), values, strict=False)
+    }
+    start = FilledCheckpoint(
+        "the all-ones start", {**vectors, **values[-1].specs}, values[-1].sources, 1.0
+    )
+    return _replaced(inputs, models, start, [names[n] for n in heads])
+
+
+def _joint(inputs: Inputs, heads: set[str]) -> Inputs:
+    space = JointSpace(list(inputs.adapters.values()))
+    names = {n: n for a in inputs.adapters.values() for n in a.values}
+    values = list(_values(inputs, heads, names))
+    models = {
+        name: JointCheckpoint(space, i, FilledCheckpoint("", own.specs, own.sources, 0.0))
+        for i, (name, own) in enumerate(zip(inputs.adapters, values, strict=False))
+    }
+    coordinates = {f"{m}.weight": space.spec(m) for m in space.modules}
+    start = FilledCheckpoint(
+        "no change", {**coordinates, **values[-1].specs}, values[-1].sources, 0.0
+    )
+    return _replaced(inputs, models, start, sorted(heads), space)
+
+
+def _replaced(
+    inputs: Inputs,
+    models: Mapping[str, Checkpoint],
+    base: Checkpoint,
+    heads: Sequence[str] | Mapping[str, Stored],
+    space: JointSpace | None = None,
+) -> Inputs:
+    return Inputs(
+        inputs.view,
+        models,
+        base,
+        inputs.pretrained,
+        inputs.adapters,
+        inputs.writes_adapter,
+        space,
+        tuple(heads),
+        inputs.notes,
+    )
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Parameters brought whole, under the names they are merged by."""
+
+    specs: Mapping[str, TensorSpec]
+    sources: Mapping[str, Stored]
+
+
+def _values(inputs: Inputs, heads: set[str], names: Mapping[str, str]) -> Iterator[_Values]:
+    """What each adapter brings whole, and last the base; what one lacks is the base's."""
+    base, adapters = inputs.pretrained, inputs.adapters
+    shared = {n: a for a in adapters.values() for n in a.values if n not in heads}
+    of_base: dict[str, Stored] = {}
+    for name, adapter in shared.items():
+        if base is not None:
+            in_base = {
+                own: n
+                for n, own in fit(adapter, base, names_in_base(adapter, base)).parameters.items()
+            }[name]
+            if in_base in base.specs:
+                of_base[name] = Stored(base, in_base)
+                continue
+        # Nobody else has it: the head of a single adapter, say.
+        of_base[name] = Stored(adapter.checkpoint, adapter.values[name])
+    for adapter in adapters.values():
+        own = {n: Stored(adapter.checkpoint, t) for n, t in adapter.values.items()}
+        sources = of_base | own
+        yield _Values(
+            {names[n]: s.checkpoint.specs[s.name] for n, s in sources.items()},
+            {names[n]: s for n, s in sources.items()},
+        )
+    yield _Values(
+        {names[n]: shared[n].checkpoint.specs[shared[n].values[n]] for n in of_base},
+        {names[n]: s for n, s in of_base.items()},
+    )
