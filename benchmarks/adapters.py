@@ -1,6 +1,6 @@
 """Merging eight (IA)^3 adapters of T5-Large by MaTS: us, and dense blocks in float32.
 
-    python benchmarks/adapters.py                # 144 vectors of 1,024 and 48 of 2,816; 30 GB of disk
+    python benchmarks/adapters.py                # 144 vectors of 1,024 and 48 of 2,816; 25 GB
     python benchmarks/adapters.py --quick        # a small setting, some seconds
     python benchmarks/adapters.py --json adapters.json
 
@@ -15,14 +15,14 @@ Beside it, the way of the reference implementation: a full block in float32 for 
 model, read from files, added up over models, and as many iterations of plain conjugate gradients,
 with as many threads as we have workers. The reference holds all blocks of all models at once.
 Where that takes more than half of the memory that is free, the blocks are read vector by vector,
-and the memory that holding them takes is computed; the output says so.
+and the memory that holding them takes is computed; the output says so. --hold holds them anyway.
 
 Both are commands of their own. Times include starting up, and reading files that are not in the
 system's cache when a command begins (--cached: that may be there). Memory is that of a command and
 all its processes (proportional set sizes added up, looked at 20 times a second), the interpreter
-included. Some vectors of both results are compared with a dense solution in float64 after the same
-number of iterations, for which residuals are kept orthogonal as they are in exact arithmetic; the
-distance is relative to the way from the start.
+included. Some vectors of both results are compared with dense conjugate gradients in float64 after
+the same number of iterations: plain ones, and ones whose residuals are kept orthogonal as they are
+in exact arithmetic. Distances are relative to the way from the start.
 """
 
 import argparse
@@ -33,7 +33,7 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -191,21 +191,23 @@ def merge_dense(folder: Path, out: Path, num_threads: int, hold: bool) -> Result
     adapters = [load_file(path / ADAPTER) for path in model_folders(folder)]
     clock = Clock()
     files = [StoredCheckpoint(path.name, [path / BLOCKS], None) for path in model_folders(folder)]
-    # Each block is let go when it has been added, or all are read first.
-    blocks: list[Mapping[str, Tensor]] = [Held(file) if hold else Read(file) for file in files]
-    clock.lap("reading")
+    blocks: Sequence[StoredCheckpoint | dict[str, Tensor]] = files
+    if hold:
+        blocks = [{name: file[name] for name in file.specs} for file in files]
+        clock.lap("reading")
     merged: dict[str, Tensor] = {}
-    for name in adapters[0]:
-        shape = adapters[0][name].shape
+    for name, first in adapters[0].items():
         vectors = [adapter[name].flatten() for adapter in adapters]
-        total, right = torch.zeros(()), torch.zeros(())
+        d = first.numel()
+        total, right = torch.zeros(d, d), torch.zeros(d)
         for own, vector in zip(blocks, vectors, strict=True):
             block = own[name]
             clock.lap("reading")
-            total, right = total + block, right + block @ vector
+            total += block
+            right += block @ vector
             clock.lap("adding up")
         start = task_arithmetic(vectors).float()
-        merged[name] = plain_cg(total, right, start, iterations[name]).view(shape)
+        merged[name] = plain_cg(total, right, start, iterations[name]).view_as(first)
         clock.lap("iterating")
     save_file(merged, out)
     return clock.seconds
@@ -222,26 +224,6 @@ class Clock:
         now = time.perf_counter()
         self.seconds[what] = self.seconds.get(what, 0.0) + now - self._last
         self._last = now
-
-
-class Read(Mapping[str, Tensor]):
-    """Blocks that are read whenever they are asked for."""
-
-    def __init__(self, file: StoredCheckpoint) -> None:
-        self._file = file
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self._file[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file.specs)
-
-    def __len__(self) -> int:
-        return len(self._file.specs)
-
-
-def Held(file: StoredCheckpoint) -> dict[str, Tensor]:
-    return dict(Read(file))
 
 
 def plain_cg(matrix: Tensor, right: Tensor, start: Tensor, iterations: int) -> Tensor:
@@ -301,21 +283,21 @@ def compare(folder: Path, names: Sequence[str]) -> list[Result]:
             residual += block @ (vector - start)
         correction = exact_cg(total, residual, iterations[name])
         plain = plain_cg(total, residual, torch.zeros_like(residual), iterations[name])
+        found = {
+            "ours": ours[name].double().flatten() - start,
+            "dense": dense[name].double().flatten() - start,
+        }
         moved = correction.norm()
-
-        def far(correct: Tensor, found: Tensor, moved: Tensor = moved) -> float:
-            return float((found - correct).norm() / moved)
-
         rows.append(
             {
                 "vector": name,
                 "size": d,
-                "stored": one.header.forms[f"main/block_fisher/{name}"],
+                "stored": statistics[0].header.forms[f"main/block_fisher/{name}"],
                 "iterations": iterations[name],
                 "moved": float(moved / start.norm()),
-                "ours": far(correction, ours[name].double().flatten() - start),
-                "dense": far(correction, dense[name].double().flatten() - start),
-                "plain_float64": far(correction, plain),
+                **{f"{k}_exact": float((v - correction).norm() / moved) for k, v in found.items()},
+                **{f"{k}_plain": float((v - plain).norm() / moved) for k, v in found.items()},
+                "plain_exact": float((plain - correction).norm() / moved),
             }
         )
     return rows
@@ -359,7 +341,7 @@ def compare_ways(folder: Path, size: Size, arguments: argparse.Namespace) -> Res
     ours = measure(command, [path / STATISTICS for path in paths], arguments.cached)
 
     needed = NUM_MODELS * size.num_block_bytes
-    hold = 2 * needed < available_bytes()
+    hold = arguments.hold or 2 * needed < available_bytes()
     command = [sys.executable, __file__, "--child", "--folder", str(folder)]
     command += ["--workers", str(arguments.workers), *(["--hold"] if hold else [])]
     dense = measure(command, [path / BLOCKS for path in paths], arguments.cached)
@@ -414,15 +396,16 @@ def show(result: Result, size: Size, is_quick: bool) -> None:
         f"ours: under {GOAL_SECONDS} s {verdict(ours['seconds'], GOAL_SECONDS, is_quick)}, under "
         f"{format_bytes(GOAL_BYTES)} {verdict(ours['peak_bytes'], GOAL_BYTES, is_quick)}"
     )
-    print("distance from float64, relative to the way from the start")
     print(
-        f"  {'size':>5} {'stored':>10} {'iterations':>11} {'way/norm':>9} {'ours':>9} {'dense':>9}"
-        f" {'plain float64':>14}   vector"
+        f"distance, relative to the way from the start\n{'':40}"
+        f"{'to exact':^20}{'to plain float64':^20}{'plain float64':>14}\n  {'size':>5}{'stored':>11}{'iterations':>12}{'way/norm':>10}"
+        f"{'ours':>10}{'dense':>10}{'ours':>10}{'dense':>10}{'to exact':>14}   vector"
     )
     for row in result["vectors"]:
         print(
-            f"  {row['size']:5} {row['stored']:>10} {row['iterations']:11} {row['moved']:9.1e} "
-            f"{row['ours']:9.1e} {row['dense']:9.1e} {row['plain_float64']:14.1e}   "
+            f"  {row['size']:5}{row['stored']:>11}{row['iterations']:12}{row['moved']:10.1e}"
+            f"{row['ours_exact']:10.1e}{row['dense_exact']:10.1e}{row['ours_plain']:10.1e}"
+            f"{row['dense_plain']:10.1e}{row['plain_exact']:14.1e}   "
             f"{row['vector'].removeprefix('base_model.model.').removesuffix('.ia3_l')}"
         )
 
@@ -436,7 +419,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="make inputs here, and keep them")
     parser.add_argument("--json", type=Path, help="write the numbers here, too")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--hold", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--hold", action="store_true", help="hold all blocks, free memory or not")
     arguments = parser.parse_args()
     if arguments.child:
         folder = arguments.folder

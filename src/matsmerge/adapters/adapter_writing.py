@@ -48,7 +48,6 @@ def lora_config(
         "lora_alpha": rank,
         "rank_pattern": others,
         "alpha_pattern": dict(others),
-        "fan_in_fan_out": any(layer.is_transposed and not layer.is_embedding for layer in layers),
         "bias": bias,
         "modules_to_save": sorted(set(kept)) or None,
         **named_targets(content, ranks),

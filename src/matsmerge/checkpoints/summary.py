@@ -3,12 +3,16 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint, TensorSpec, dtype_name
 
 _BLOCK_ELEMENTS = 1 << 20
+
+Read = Callable[[int, int], Tensor]  # elements of a tensor from one place to another
 
 
 @dataclass
@@ -69,7 +73,10 @@ def compare(
     changed: dict[str, float] = {}
     for name in both:
         if a[name].shape == b[name].shape:
-            changed[name] = _distance(first, second, name, advance)
+            changed[name] = relative_change(
+                partial(first.read, name), partial(second.read, name), a[name].num_elements
+            )
+            advance(a[name].num_bytes)
     return Difference(
         only_first=[name for name in a if name not in b],
         only_second=[name for name in b if name not in a],
@@ -80,15 +87,12 @@ def compare(
     )
 
 
-def _distance(
-    first: Checkpoint, second: Checkpoint, name: str, advance: Callable[[int], None]
-) -> float:
+def relative_change(first: Read, second: Read, num_elements: int) -> float:
+    """||a - b|| / ||a||, read in pieces."""
     apart = size = 0.0
-    num_elements = first.specs[name].num_elements
     for start in range(0, num_elements, _BLOCK_ELEMENTS):
         stop = min(start + _BLOCK_ELEMENTS, num_elements)
-        x, y = (c.read(name, start, stop).to(torch.float64) for c in (first, second))
+        x, y = (read(start, stop).to(torch.float64) for read in (first, second))
         apart += float((x - y).square().sum())
         size += float(x.square().sum())
-        advance((stop - start) * first.specs[name].dtype.itemsize)
     return math.sqrt(apart / size) if size else math.inf if apart else 0.0

@@ -12,6 +12,7 @@ from matsmerge.cli import display
 if TYPE_CHECKING:
     from matsmerge.statistics.data_collecting import PreparedCollection
     from matsmerge.statistics.statistics import Statistics
+    from matsmerge.tasks.data import Data
     from matsmerge.tasks.task_file import TaskFile
 
 _DATA = "Data"
@@ -20,17 +21,29 @@ _RUNNING = "Running"
 
 
 def collect(
-    model: Annotated[
-        str, typer.Argument(help="A model: folder or hub id, or a PEFT adapter's.", metavar="MODEL")
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            help="A model: folder or hub id, or a PEFT adapter's. Of several adapters on one base, "
+            "the base is loaded once.",
+            metavar="MODEL...",
+        ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write, NAME.safetensors.", metavar="FILE")
-    ],
+        list[Path] | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="File to write, NAME.safetensors; repeat for each model. Default: "
+            "statistics.safetensors in the model's folder, where `mats merge` finds it.",
+            metavar="FILE",
+        ),
+    ] = None,
     data: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="JSONL, CSV, TSV (also .gz) or Parquet file, a folder saved by datasets or of "
-            "images, or a dataset on the hub.",
+            "images, or a dataset on the hub. Repeat for each model.",
             metavar="FILE",
             rich_help_panel=_DATA,
         ),
@@ -60,7 +73,8 @@ def collect(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Only parameters that match, e.g. 'encoder.*'. Repeatable.",
+            help="Only parameters that match, e.g. 'encoder.*'. Repeatable. Default: all; of "
+            "adapters, what one of them changes.",
         ),
     ] = None,
     held_out: Annotated[
@@ -110,11 +124,12 @@ def collect(
         ),
     ] = None,
     task: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             help="sequence_classification, token_classification, seq2seq, causal_lm, "
             "multiple_choice, image_classification, or a task file (YAML) that says this and "
-            "what the options here say. Default: by the model.",
+            "what the options here say; repeat for each model, or one for all. Default: by the "
+            "model.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
@@ -173,16 +188,18 @@ def collect(
 
         mats collect tuned/sst2 --data sst2.jsonl --statistics gram,fisher --out sst2.safetensors
 
+    Several adapters on one base, each with its data; each file goes into the adapter's folder:
+
+        mats collect lora/a lora/b --data a.jsonl --data b.jsonl --statistics kfac
+
     With several processes: torchrun --nproc-per-node 4 -m matsmerge collect ...
     """
-    from matsmerge.checkpoints.opening import local_path
-    from matsmerge.errors import DataError
     from matsmerge.statistics.collecting import Output, check_output
-    from matsmerge.statistics.data_collecting import Choice, prepare
+    from matsmerge.statistics.data_collecting import Choice, PreparedCollection, prepare
     from matsmerge.statistics.options import make_options
     from matsmerge.statistics.processes import join_processes
     from matsmerge.statistics.statistics_file import parse_dtype
-    from matsmerge.tasks.data import read_data
+    from matsmerge.tasks.kept_base import KeptBase
     from matsmerge.tasks.model_loading import load_model
 
     process = join_processes()
@@ -198,12 +215,14 @@ def collect(
         held_out=held_out,
     )
     parse_dtype(dtype)
-    target = local_path(out)
-    check_output(target, overwrite=overwrite, resume=resume)
-    asked = _task_file(
-        task,
+    targets = _targets(models, out or [])
+    for target in targets:
+        check_output(target, overwrite=overwrite, resume=resume)
+    asked = _asked(
+        len(models),
+        task or [],
+        data or [],
         {
-            "data": data,
             "split": split,
             "columns": columns,
             "max_length": max_length,
@@ -211,34 +230,114 @@ def collect(
             "tokenizer": tokenizer,
         },
     )
-    if asked.data is None:
-        raise DataError("say which data to use with --data FILE")
-    rows = read_data(asked.data, split=asked.split)
     if process.num_processes > 1 and device is None and device_map is None:
         device = _own_device()
-    with display.status("loading the model", quiet=quiet or as_json):
-        loaded = load_model(
-            model,
-            task=asked.task,
-            head=asked.head,
-            tokenizer=asked.tokenizer,
-            options=asked.options(need_targets=options.wants_targets),
-            dtype=model_dtype,
-            device=device,
-            device_map=device_map,
+    also, are_adapters = _changed_by_adapters(models)
+    kept = KeptBase()
+
+    def ready(i: int) -> PreparedCollection:
+        described, rows = asked[i]
+        with display.status(f"loading {models[i]}", quiet=quiet or as_json):
+            loaded = load_model(
+                models[i],
+                task=described.task,
+                head=described.head,
+                tokenizer=described.tokenizer,
+                options=described.options(need_targets=options.wants_targets),
+                dtype=model_dtype,
+                device=device,
+                device_map=device_map,
+                also=parameters or also,
+                kept=kept,
+            )
+        choice = Choice(
+            num_examples or None,
+            shuffle,
+            described.columns,
+            described.template,
+            batch_size,
+            max_tokens,
         )
-    choice = Choice(
-        num_examples or None, shuffle, asked.columns, asked.template, batch_size, max_tokens
-    )
-    prepared = prepare(loaded, rows, options, choice)
-    if not quiet and not as_json:
-        display.show_notes(prepared.notes)
-    with display.example_bar(prepared.num_examples, quiet=quiet or as_json) as bar:
-        collected = prepared.run(Output(target, dtype, resume=resume), bar)
-    if not quiet and not as_json:
-        display.show_notes(prepared.collection.notes)
-    if process.is_first:
-        _report(prepared, collected, target, quiet=quiet, as_json=as_json)
+        return prepare(loaded, rows, options, choice)
+
+    if len(models) > 1 and are_adapters:
+        for i in range(len(models)):  # what is wrong with the last is said before the first runs
+            ready(i)
+    reports = []
+    for i, target in enumerate(targets):
+        prepared = ready(i)
+        if not quiet and not as_json:
+            display.show_notes(prepared.notes)
+        with display.example_bar(prepared.num_examples, quiet=quiet or as_json) as bar:
+            collected = prepared.run(Output(target, dtype, resume=resume), bar)
+        if not quiet and not as_json:
+            display.show_notes(prepared.collection.notes)
+        if process.is_first and as_json:
+            reports.append(_describe(prepared, collected, target))
+        elif process.is_first and not quiet:
+            _show(collected, target)
+    if process.is_first and as_json:
+        print(json.dumps(reports if len(models) > 1 else reports[0], indent=2))
+
+
+def _targets(models: list[str], out: list[Path]) -> list[Path]:
+    """Where to write the statistics of each model."""
+    from matsmerge.checkpoints.opening import local_path
+    from matsmerge.engine.evidence import BESIDE
+    from matsmerge.errors import RecipeError
+
+    if not out:
+        folders = [local_path(model) for model in models]
+        elsewhere = [str(f) for f in folders if not f.is_dir()]
+        if elsewhere:
+            raise RecipeError(
+                [f"{name}: is no local folder; say where to write with --out" for name in elsewhere]
+            )
+        return [folder / BESIDE for folder in folders]
+    if len(out) != len(models):
+        raise RecipeError(f"{len(out)} times --out for {len(models)} models; give one for each")
+    targets = [local_path(path) for path in out]
+    if len({target.resolve() for target in targets}) < len(targets):
+        raise RecipeError("two models would be written to the same --out; give each its own")
+    return targets
+
+
+def _asked(
+    num_models: int, tasks: list[str], data: list[str], given: dict[str, Any]
+) -> "list[tuple[TaskFile, Data]]":
+    """What each model is asked, and its data."""
+    from matsmerge.errors import DataError, RecipeError
+    from matsmerge.tasks.data import read_data
+
+    for option, values in (("--task", tasks), ("--data", data)):
+        if values and len(values) not in (1, num_models):
+            raise RecipeError(
+                f"{len(values)} times {option} for {num_models} models; give one for each, or one "
+                "for all"
+            )
+    asked = []
+    for i in range(num_models):
+        own = tasks[i % len(tasks)] if tasks else None
+        file = data[i % len(data)] if data else None
+        described = _task_file(own, {**given, "data": file})
+        if described.data is None:
+            raise DataError("say which data to use with --data FILE")
+        asked.append((described, read_data(described.data, split=described.split)))
+    return asked
+
+
+def _changed_by_adapters(models: list[str]) -> tuple[list[str], bool]:
+    """Weights that some of several LoRAs changes, and whether all models are adapters.
+
+    To merge LoRAs that change different weights, statistics of all of these are needed.
+    """
+    from matsmerge.adapters.adapter import read_adapter
+    from matsmerge.checkpoints.opening import open_checkpoint
+
+    adapters = [read_adapter(open_checkpoint(model)) for model in models]
+    found = [a for a in adapters if a is not None]
+    weights = {w: None for a in found if a.config.kind == "lora" for w in a.weights}
+    return list(weights), len(found) == len(models)
 
 
 def _task_file(task: str | None, given: dict[str, Any]) -> "TaskFile":
@@ -269,40 +368,35 @@ def _own_device() -> str | None:
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else None
 
 
-def _report(
-    prepared: "PreparedCollection",
-    collected: "Statistics",
-    target: Path,
-    *,
-    quiet: bool,
-    as_json: bool,
-) -> None:
+def _describe(
+    prepared: "PreparedCollection", collected: "Statistics", target: Path
+) -> dict[str, Any]:
+    header = collected.header
+    return {
+        "out": str(target),
+        "num_bytes": target.stat().st_size,
+        "model": header.model.model_dump(),
+        "data": [origin.model_dump() for origin in header.data],
+        "sets": {name: s.num_examples for name, s in header.sets.items()},
+        "num_maps": len(header.maps),
+        "num_grams": len({m.inputs for m in header.maps if m.inputs is not None}),
+        "parameters": {kind: len(collected.parameters(kind)) for kind in collected.kinds},
+        "without": header.without,
+        "notes": [*prepared.notes, *prepared.collection.notes],
+    }
+
+
+def _show(collected: "Statistics", target: Path) -> None:
     from matsmerge.engine.machine import format_bytes
 
     header = collected.header
-    size = target.stat().st_size
-    if as_json:
-        content = {
-            "out": str(target),
-            "num_bytes": size,
-            "model": header.model.model_dump(),
-            "data": [origin.model_dump() for origin in header.data],
-            "sets": {name: s.num_examples for name, s in header.sets.items()},
-            "num_maps": len(header.maps),
-            "num_grams": len({m.inputs for m in header.maps if m.inputs is not None}),
-            "parameters": {kind: len(collected.parameters(kind)) for kind in collected.kinds},
-            "without": header.without,
-            "notes": [*prepared.notes, *prepared.collection.notes],
-        }
-        print(json.dumps(content, indent=2))
-    elif not quiet:
-        show_kinds(collected)
-        display.stdout.print(
-            f"{header.num_examples} examples of {header.data[0].name} in {target} "
-            f"({format_bytes(size)})",
-            markup=False,
-            soft_wrap=True,
-        )
+    show_kinds(collected)
+    display.stdout.print(
+        f"{header.num_examples} examples of {header.data[0].name} in {target} "
+        f"({format_bytes(target.stat().st_size)})",
+        markup=False,
+        soft_wrap=True,
+    )
 
 
 def show_kinds(collected: "Statistics") -> None:

@@ -1,8 +1,9 @@
 """What the commands show: progress, tables, notes, errors."""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -135,3 +136,23 @@ def show_problems(problems: Sequence[str]) -> None:
 def number(value: float, form: str = "{:.2f}") -> str:
     """A number in a table or figure; a dash where there is none."""
     return "-" if math.isnan(value) else form.format(value)
+
+
+def show_energies(layers: Mapping[str, Mapping[str, Any]]) -> None:
+    """What the layers of a LoRA keep of their change, where that is not all of it."""
+    energies = sorted(float(layer["energy"]) for layer in layers.values())
+    if not energies:
+        return
+    ranks = sorted({int(layer["rank"]) for layer in layers.values()})
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    if energies[0] > 0.9999:
+        text = f"LoRA of {of}, {len(energies)} layers: all of the merged change"
+    else:
+        least = min(layers, key=lambda module: layers[module]["energy"])
+        text = (
+            f"LoRA of {of}, {len(energies)} layers: keeps {energies[len(energies) // 2]:.1%} of "
+            f"the merged change (median over layers, squared norm), at least {energies[0]:.1%} "
+            f"({least}); more with a larger --rank, all of it in a full model. Each layer is in "
+            "merge.json"
+        )
+    stdout.print(text, markup=False, soft_wrap=True)

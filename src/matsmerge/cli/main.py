@@ -9,7 +9,14 @@ from typing import Annotated, Any
 
 import typer
 
-from matsmerge.cli import collect_command, display, inspect_command, merge_command, stats_command
+from matsmerge.cli import (
+    collect_command,
+    display,
+    extract_command,
+    inspect_command,
+    merge_command,
+    stats_command,
+)
 from matsmerge.errors import MatsError
 from matsmerge.version import __version__
 
@@ -29,6 +36,7 @@ app = typer.Typer(
 )
 app.command("collect")(collect_command.collect)
 app.command("merge")(merge_command.merge)
+app.command("extract-lora")(extract_command.extract_lora)
 app.command("inspect")(inspect_command.inspect)
 app.add_typer(stats_command.app, name="stats")
 

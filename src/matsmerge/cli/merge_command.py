@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _WITHOUT_FILE = "Without a recipe file"
 _SOLVING = "Solving linear systems (mats and its kin)"
+_ADAPTERS = "Adapters (PEFT)"
 _RUNNING = "Running"
 
 
@@ -244,6 +245,32 @@ def merge(
             help="Dtype of the output: float32, bfloat16, float16, float64. Default: the inputs'.",
         ),
     ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="dense: a full model; adapter: a LoRA or (IA)^3 adapter. Default: an adapter if "
+            "all models are adapters of one kind.",
+            rich_help_panel=_ADAPTERS,
+        ),
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help="Rank of the LoRA to write, or `concatenate` for the exact sum (average, "
+            "task_arithmetic). Default: the sum of the adapters' ranks.",
+            rich_help_panel=_ADAPTERS,
+        ),
+    ] = None,
+    align: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="knots: merge LoRA adapters in the space their outputs share (ties, dare_*).",
+            rich_help_panel=_ADAPTERS,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, show the plan, write nothing.")
     ] = False,
@@ -292,12 +319,16 @@ def merge(
 
         mats merge --method mats_kfac --base B --model A --model C --statistics a.safetensors
         --statistics c.safetensors --out merged
+
+    Adapters are models like others; they know their base:
+
+        mats merge --method ties --align knots --model LORA1 --model LORA2 --out merged
     """
     from matsmerge.checkpoints.opening import local_path
     from matsmerge.engine.executor import LocalExecutor
     from matsmerge.engine.machine import keep_freed_memory, parse_bytes
     from matsmerge.engine.merging import merge_to_folder
-    from matsmerge.engine.output_folder import check_new_file, check_target
+    from matsmerge.engine.output_folder import MANIFEST, check_new_file, check_target
     from matsmerge.engine.preparing import prepare
 
     parameters = {
@@ -322,7 +353,14 @@ def merge(
         "inputs": inputs,
     }
     given = {key: value for key, value in parameters.items() if value is not None}
-    changes = {"heads": heads or [], "dtype": dtype, "trajectory": _parse_list(trajectory)}
+    changes = {
+        "heads": heads or [],
+        "dtype": dtype,
+        "trajectory": _parse_list(trajectory),
+        "output": output,
+        "rank": int(rank) if rank is not None and rank.isdecimal() else rank,
+        "align": align,
+    }
     if recipe is not None:
         if model or base or method or weight or statistics or data or given:
             raise RecipeError(
@@ -368,17 +406,17 @@ def merge(
     if as_json:
         print(json.dumps({"out": str(out), **_describe(prepared, executor, max_shard_bytes)}))
     elif not quiet:
-        _show_solutions(out)
+        manifest = json.loads((out / MANIFEST).read_text())
+        _show_solutions(manifest)
+        display.show_energies(manifest.get("lora", {}))
         num = len(prepared.alignment.models)
         display.stdout.print(f"{num} models merged into {out}", markup=False)
 
 
-def _show_solutions(out: Path) -> None:
+def _show_solutions(manifest: dict[str, Any]) -> None:
     """How the layers' systems ended, by objective; the text says what to try next."""
-    from matsmerge.engine.output_folder import MANIFEST
     from matsmerge.linalg.system import Status
 
-    manifest = json.loads((out / MANIFEST).read_text())
     ended: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for parameter in manifest["parameters"].values():
         for report in parameter.get("solved", ()):
@@ -443,9 +481,8 @@ def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[Recipe, list[str]]
 
     recipe, notes = read_recipe(path)
     data = recipe.model_dump(mode="json", exclude_defaults=True)
+    data |= {key: value for key, value in changes.items() if value}
     data["heads"] = [*recipe.heads, *changes["heads"]]
-    data["dtype"] = changes["dtype"] or recipe.dtype
-    data["trajectory"] = changes["trajectory"] or recipe.trajectory
     return make_recipe(data), notes
 
 
@@ -491,8 +528,8 @@ def _describe(
     return {
         "models": [model.name for model in prepared.alignment.models],
         "method": prepared.recipe.method.name,
-        "num_tensors": len(prepared.plan.parameters),
-        "num_parameters": sum(p.spec.num_elements for p in prepared.plan.parameters),
+        "num_tensors": len(prepared.written),
+        "num_parameters": sum(spec.num_elements for spec in prepared.written.values()),
         "num_jobs": len(prepared.plan.jobs),
         "read_bytes": prepared.plan.num_input_bytes * (2 if prepared.plan.is_measured else 1),
         "output_bytes": (layout.num_bytes + prepared.num_head_bytes) * len(prepared.models),

@@ -23,8 +23,6 @@ from matsmerge.linalg.low_rank import nearest_factors
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule
 
-_MAX_LISTED = 5
-
 # What became of each layer of a LoRA, by module: rank, and the share of the change it keeps.
 Kept = dict[str, dict[str, Any]]
 
@@ -107,7 +105,7 @@ def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutp
             names[name] = _own_name(stored, having[0])
     modules = {layer.module for layer in layers.values()}
     written = {n: _tensor_name(own, modules) for n, own in names.items()}
-    layers = _limited(recipe, layers)
+    layers = limited(recipe.rank if isinstance(recipe.rank, int) else None, layers)
     content = lora_config(
         next(iter(inputs.adapters.values())).config.content,
         list(layers.values()),
@@ -132,32 +130,20 @@ def _tensor_name(parameter: str, modules: Iterable[str]) -> str:
     return f"{PREFIX}{module}.base_layer.{attribute}" if module in modules else PREFIX + parameter
 
 
-def _limited(recipe: Recipe, layers: Mapping[str, LoraLayer]) -> dict[str, LoraLayer]:
-    """Layers with a rank they can have; one that was asked for must be possible."""
-    if isinstance(recipe.rank, int):
-        check_rank(recipe.rank, {name: layer.matrix_shape for name, layer in layers.items()})
-    return {
-        name: LoraLayer(
-            layer.module,
-            layer.shape,
-            min(layer.rank, *layer.matrix_shape),
-            layer.dtype,
-            layer.is_transposed,
-            layer.is_embedding,
-        )
-        for name, layer in layers.items()
-    }
+def limited(rank: int | None, layers: Mapping[str, LoraLayer]) -> dict[str, LoraLayer]:
+    """Layers with a rank they have room for; one that was asked for must be possible."""
+    if rank is not None:
+        check_rank(rank, {name: layer.matrix_shape for name, layer in layers.items()})
+    return {n: replace(x, rank=min(x.rank, *x.matrix_shape)) for n, x in layers.items()}
 
 
 def check_rank(rank: int, shapes: Mapping[str, tuple[int, int]]) -> None:
-    """Refuse a rank that is larger than a layer."""
-    small = {name: shape for name, shape in shapes.items() if rank > min(shape)}
-    if small:
-        shown = [f"'{n}' {list(shape)}" for n, shape in list(small.items())[:_MAX_LISTED]]
-        more = f" and {len(small) - _MAX_LISTED} more" if len(small) > _MAX_LISTED else ""
+    """Refuse a rank that no layer has room for; smaller layers get the rank they have room for."""
+    largest = max(shapes, key=lambda name: min(shapes[name]))
+    if rank > min(shapes[largest]):
         raise RecipeError(
-            f"rank: {rank} is larger than {', '.join(shown)}{more}; choose at most "
-            f"{min(min(shape) for shape in shapes.values())}"
+            f"rank: {rank} is larger than every layer, even than '{largest}' "
+            f"{list(shapes[largest])}; choose at most {min(shapes[largest])}"
         )
 
 

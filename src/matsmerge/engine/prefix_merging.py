@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from matsmerge.adapters.adapter_config import is_adapter
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
 from matsmerge.engine.executor import Executor
@@ -258,7 +259,7 @@ def _read_all(recipe: Recipe, alignment: Alignment) -> list[_Asked]:
     for entry, model in zip(recipe.models, alignment.models, strict=True):
         assert entry.data is not None  # the recipe has been checked
         folder = model.checkpoint.folder
-        if folder is None or not (folder / "config.json").is_file():
+        if folder is None or not ((folder / "config.json").is_file() or is_adapter(folder)):
             problems.append(
                 f"{model.checkpoint.label}: inputs: merged runs the model on its data, for which "
                 "it must be a folder with config.json and, for text, a tokenizer"
@@ -301,6 +302,7 @@ def _load_all(
                 tokenizer=described.tokenizer,
                 options=described.options(need_targets=False),
                 dtype=dtype_name(dtype),
+                also=["*"],
             )
             prepared = prepare_collection(
                 loaded, asked.rows, asked.entry.statistics_options, asked.entry.choice(described)

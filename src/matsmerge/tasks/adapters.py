@@ -87,6 +87,12 @@ def put_adapter_on(
         ) from error
 
 
+def take_off(adapted: nn.Module) -> None:
+    """Leave the model that an adapter was put on as it was."""
+    unload: Any = adapted.unload
+    unload()
+
+
 def fold_into(
     model: nn.Module, adapter: Adapter, base: Checkpoint, also: Sequence[str]
 ) -> tuple[AdaptedCheckpoint, dict[str, str]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from matsmerge.tasks.adapters import (
     match_adapter_names,
     peft_saved,
     put_adapter_on,
+    take_off,
 )
 from matsmerge.tasks.architectures import (
     choose_kind,
@@ -35,6 +37,7 @@ from matsmerge.tasks.heads import (
     load_head,
     rounding_notes,
 )
+from matsmerge.tasks.kept_base import KeptBase, unfold
 from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.parameter_names import match_names
 from matsmerge.tasks.pretrained import choose_dtype, load_pretrained, quiet, read_config
@@ -71,6 +74,7 @@ class _Request:
     dtype: str | None
     device_map: str | Mapping[str, Any] | None
     also: tuple[str, ...]
+    kept: KeptBase
 
 
 def load_model(
@@ -84,13 +88,15 @@ def load_model(
     device: str | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     also: Sequence[str] = (),
+    kept: KeptBase | None = None,
 ) -> LoadedModel:
     """Load a model or a PEFT adapter on its base; code that comes with it is never run.
 
     The task is what the model's architecture says, unless given. `head` is a file with the head's
     parameters for a model stored without. The dtype is the one that holds what is stored, the
     device a GPU if there is one, unless given. Of an adapter, only what it changes takes
-    gradients, and for LoRA parameters that match a pattern of `also`.
+    gradients, and for LoRA parameters that match a pattern of `also`. With `kept` the base of
+    one adapter is used again for the next, and the model of the first is gone then.
     """
     if device is not None and device_map is not None:
         raise DataError("give either a device or a device_map, not both")
@@ -106,6 +112,7 @@ def load_model(
         dtype,
         device_map,
         tuple(also),
+        kept or KeptBase(),
     )
     adapter = read_adapter(checkpoint)
     if adapter is not None:
@@ -164,15 +171,28 @@ def _load_auto(
             head_names = head_parameters(empty, head)
         supplied = set(head_names) | {n for n, _ in empty.named_parameters() if n in of_adapter}
     dtype = choose_dtype(request.dtype, checkpoint)
-    model, notes = load_pretrained(
+    # What must be the same for a base to be used again.
+    key = (
+        checkpoint.place,
         auto_class,
-        checkpoint,
-        config,
+        config.num_labels,
         dtype,
-        request.device_map,
-        supplied=supplied,
-        partly_used=bool(given),
+        str(request.device_map),
+        frozenset(supplied),
     )
+    notes: list[str] = []
+    model = request.kept.take(key)
+    if model is None:
+        model, notes = load_pretrained(
+            auto_class,
+            checkpoint,
+            config,
+            dtype,
+            request.device_map,
+            supplied=supplied,
+            partly_used=bool(given),
+        )
+    request.kept.keep(key, model)
     if head is not None:
         load_head(model, head, head_names)
         notes = notes + rounding_notes(head, dtype)
@@ -214,10 +234,12 @@ def _load_adapter(adapter: Adapter, request: _Request) -> LoadedModel:
     task = _make_task(kind, model, [checkpoint.folder, base.folder], request)
     if adapter.config.kind == "lora":
         adapted, names = fold_into(model, adapter, base, request.also)
+        request.kept.undo_with(partial(unfold, model, adapted, names))
         names = {name: stored for name, stored in names.items() if name not in head_names}
         return LoadedModel(model, task, adapted, names, head_names, base, notes)
     apart = {name: model.get_parameter(name).detach() for name in head_names}
     with_vectors = put_adapter_on(model, checkpoint, apart)
+    request.kept.undo_with(partial(take_off, with_vectors))
     names, of_head = match_adapter_names(with_vectors, checkpoint, head_names)
     return LoadedModel(with_vectors, task, checkpoint, names, of_head, base, notes)
 

@@ -1,0 +1,82 @@
+"""What the tensors of a stored model are to the model: parameters of which modules."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.checkpoints.summary import kind_of
+from matsmerge.errors import MatsError
+from matsmerge.tasks.architectures import architecture_of, kind_of_model
+from matsmerge.tasks.optional_import import import_optional
+from matsmerge.tasks.parameter_names import match_names
+from matsmerge.tasks.pretrained import quiet, read_config
+
+_TASK_TYPES = {
+    "sequence_classification": "SEQ_CLS",
+    "token_classification": "TOKEN_CLS",
+    "seq2seq": "SEQ_2_SEQ_LM",
+    "causal_lm": "CAUSAL_LM",
+}
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model without values; guessed from names and shapes where nobody knows the model."""
+
+    parameters: Mapping[str, str]  # stored tensor -> parameter of the model
+    linear: Mapping[str, bool]  # stored weight of a linear module -> is it (in, out)?
+    tied: frozenset[str]  # stored tensors that several modules use
+    task_type: str | None  # as PEFT calls it
+
+
+def outline_of(checkpoint: Checkpoint) -> Outline:
+    """Ask transformers for a model's modules, or guess."""
+    try:
+        model = None if checkpoint.folder is None else _empty_model(checkpoint.folder)
+    except (MatsError, ImportError):
+        model = None
+    if model is None:
+        linear = [
+            name
+            for name, spec in checkpoint.specs.items()
+            if name.endswith(".weight") and kind_of(name, spec) == "matrix"
+        ]
+        return Outline(
+            {n: n for n in checkpoint.specs}, dict.fromkeys(linear, False), frozenset(), None
+        )
+    names = match_names(model, checkpoint)
+    layouts = {}
+    for module_name, module in model.named_modules():
+        is_transposed = type(module).__name__ == "Conv1D"
+        stored = names.get(f"{module_name}.weight")
+        if stored is not None and (is_transposed or type(module) is nn.Linear):
+            layouts[stored] = is_transposed
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    tied = (names.get(name) for name, p in model.named_parameters() if uses[id(p)] > 1)
+    return Outline(
+        {stored: name for name, stored in names.items()},
+        layouts,
+        frozenset(stored for stored in tied if stored is not None),
+        _TASK_TYPES.get(str(kind_of_model(model.config))),
+    )
+
+
+def _empty_model(folder: Path) -> nn.Module | None:
+    """A folder's model without values, if transformers has its class."""
+    if not (folder / "config.json").is_file():
+        return None
+    config = read_config(folder)
+    transformers = import_optional("transformers")
+    model_class = getattr(transformers, architecture_of(config), None)
+    with quiet(), torch.device("meta"):
+        model: nn.Module = (
+            transformers.AutoModel.from_config(config)
+            if model_class is None
+            else model_class(config)
+        )
+    return model
