@@ -128,6 +128,15 @@ def test_model_references() -> None:
     assert [m.model for m in recipe.models] == ["owner/a@main", "owner/b"]
 
 
+def test_adapters_on_the_base() -> None:
+    recipe, _ = translate(
+        "{merge_method: ties, base_model: b, parameters: {weight: 1, density: 0.5}, "
+        "models: [{model: b+owner/lora}, {model: c}]}"
+    )
+    assert [m.model for m in recipe.models] == ["owner/lora", "c"]
+    assert (recipe.base, recipe.output) == ("b", "dense")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -142,7 +151,7 @@ def test_model_references() -> None:
         ("{merge_method: linear, models: [{model: a}], parameters: {lambda: 1}}", "'lambda'"),
         ("{merge_method: linear, models: [{model: a}], parameters: {int8_mask: true}}", "'int8_mask'"),
         ("{merge_method: linear, models: [{model: a}], base_model: b}", "counts 'base_model'"),
-        ("{merge_method: linear, models: [{model: a+lora}]}", "adapter on top"),
+        ("{merge_method: linear, models: [{model: a+x}, {model: b+y}]}", "adapters are on a, b"),
         ("{merge_method: linear, models: [{model: 3}]}", "expected the name of a model"),
         ("{merge_method: linear, models: [{model: {lora: x}}]}", "model reference"),
         ("{merge_method: slerp, models: [{model: a}, {model: b}], parameters: {t: 1}}", "base_model"),

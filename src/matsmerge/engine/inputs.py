@@ -70,6 +70,8 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
     heads = {n for a in adapters.values() for n in a.heads} if len(opened) > 1 else set()
     brings_values = any(n not in heads for a in adapters.values() for n in a.values)
     notes = _check_bases(adapters, base)
+    if heads:
+        notes.append(f"kept apart as each adapter's own head: {', '.join(sorted(heads))}")
     if base is None and (view == "folded" or not writes_adapter or brings_values):
         base = open_base(next(iter(adapters.values())))
     inputs = Inputs(view, opened, base, base, adapters, writes_adapter, notes=tuple(notes))

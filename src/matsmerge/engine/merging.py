@@ -204,7 +204,16 @@ def _write_companions(
         text = json.dumps(prepared.adapter_config, indent=2) + "\n"
         (folder / CONFIG).write_text(text)
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
-    card = make_model_card(prepared.recipe, title, list(prepared.notes), _library(folder))
+    config = prepared.adapter_config
+    folders = [m.checkpoint.folder for m in prepared.alignment.models]
+    card = make_model_card(
+        prepared.recipe,
+        title,
+        list(prepared.notes),
+        _library(folder),
+        None if config is None else config.get("base_model_name_or_path"),
+        [folder for folder in folders if folder is not None],
+    )
     (folder / "README.md").write_text(card)
 
 

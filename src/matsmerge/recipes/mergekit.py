@@ -76,6 +76,7 @@ class _Translation:
         self.problems = problems
         self.notes = notes
         self.overrides: list[dict[str, Any]] = []
+        self.adapted: list[str] = []  # models under an adapter, as in `model+adapter`
 
     def recipe(self) -> dict[str, Any]:
         base = self.data.get("base_model")
@@ -139,6 +140,14 @@ class _Translation:
         recipe: dict[str, Any] = {"models": models, "method": method}
         if base is not None:
             recipe["base"] = base
+        if self.adapted:
+            recipe |= {"base": self.adapted[0], "output": "dense"}
+            if {base or self.adapted[0], *self.adapted} != {self.adapted[0]}:
+                self.problems.append(
+                    f"adapters are on {', '.join(sorted(set(self.adapted)))}, and the base is "
+                    f"{base}; adapters on other models than the base must be folded into them "
+                    "first (mats merge --output dense)"
+                )
         if self.overrides:
             recipe["overrides"] = self.overrides
         dtype = self.data.get("out_dtype") or self.data.get("dtype")
@@ -250,8 +259,10 @@ class _Translation:
         if not isinstance(reference, str):
             self.problems.append(f"expected the name of a model, found {reference!r}")
             return "?"
-        if "+" in reference:
-            self.problems.append(f"'{reference}': an adapter on top of a model is not supported")
+        model, plus, adapter = reference.partition("+")
+        if plus:
+            self.adapted.append(model)
+            return adapter
         return reference
 
 
