@@ -11,6 +11,11 @@ from matsmerge.errors import DataError
 from matsmerge.tasks.model_loading import LoadedModel, load_model
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.template import Wording, Wordings
+
+
+def worded(text: str) -> Wordings:
+    return Wordings([Wording(text=text)])
 
 
 def load(folder: Path, model: Any = None, **options: Any) -> LoadedModel:
@@ -60,10 +65,14 @@ def test_columns_and_templates(tmp_path: Path) -> None:
     (both,) = encode_all(task, write_rows(tmp_path / "a.jsonl", rows))
     assert both.ids == [2, 5, 6, 3]
     (made,) = encode_all(
-        task, write_rows(tmp_path / "b.jsonl", [{"target": "c", "x": "d"}]), template="{x} {x}"
+        task,
+        write_rows(tmp_path / "b.jsonl", [{"target": "c", "x": "d"}]),
+        wordings=worded("{x} {x}"),
     )
     assert made.ids == [2, 7, 7, 6, 3]
-    (text,) = encode_all(task, write_rows(tmp_path / "c.jsonl", [{"x": "d"}]), template="{x} {x}")
+    (text,) = encode_all(
+        task, write_rows(tmp_path / "c.jsonl", [{"x": "d"}]), wordings=worded("{x} {x}")
+    )
     assert text.labels == [IGNORED, 7, 7]
     with pytest.raises(DataError, match="no column 'target'"):
         encode_all(task, write_rows(tmp_path / "d.jsonl", [{"input": "d"}]))

@@ -12,7 +12,11 @@ from matsmerge.errors import DataError
 from matsmerge.tasks.labels import Labels
 from matsmerge.tasks.model_loading import load_model
 from matsmerge.tasks.task import Task, TaskOptions, encode_all
-from matsmerge.tasks.template import Template
+from matsmerge.tasks.template import Template, Wording, Wordings
+
+
+def worded(text: str) -> Wordings:
+    return Wordings([Wording(text=text)])
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +81,12 @@ def test_template(folder: Path, tmp_path: Path) -> None:
     data = write_rows(
         tmp_path / "d.jsonl", [{"x": "a", "y": "b", "label": 1}, {"x": "c", "y": None, "label": 1}]
     )
-    (example,) = encode_all(task(folder), data, numbers=[0], template="d {x} {{ {y}")
+    (example,) = encode_all(task(folder), data, numbers=[0], wordings=worded("d {x} {{ {y}"))
     assert example.features["input_ids"] == [2, 7, 4, 1, 5, 3]
     with pytest.raises(DataError, match="row 2: 'y': expected text for the template, found null"):
-        encode_all(task(folder), data, template="{x} {y}")
+        encode_all(task(folder), data, wordings=worded("{x} {y}"))
     with pytest.raises(DataError, match="no column 'z', which the template names"):
-        encode_all(task(folder), data, template="{z}")
+        encode_all(task(folder), data, wordings=worded("{z}"))
 
 
 @pytest.mark.parametrize(

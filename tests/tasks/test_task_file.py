@@ -40,6 +40,7 @@ def test_everything(tmp_path: Path) -> None:
         tokenizer="owner/name",
         length_normalize=True,
         template="premise: {premise}",
+        name="task",
     )
     assert found.options(need_targets=False) == TaskOptions(128, ["no", "yes"], True, False)
     assert read_task_file(write(tmp_path, '{"task": "seq2seq"}')).task == "seq2seq"

@@ -254,7 +254,7 @@ def collect(
             num_examples or None,
             shuffle,
             described.columns,
-            described.template,
+            described.wordings,
             batch_size,
             max_tokens,
         )
@@ -307,7 +307,7 @@ def _asked(
 ) -> "list[tuple[TaskFile, Data]]":
     """What each model is asked, and its data."""
     from matsmerge.errors import DataError, RecipeError
-    from matsmerge.tasks.data import read_data
+    from matsmerge.tasks.splits import read_split
 
     for option, values in (("--task", tasks), ("--data", data)):
         if values and len(values) not in (1, num_models):
@@ -322,7 +322,7 @@ def _asked(
         described = _task_file(own, {**given, "data": file})
         if described.data is None:
             raise DataError("say which data to use with --data FILE")
-        asked.append((described, read_data(described.data, split=described.split)))
+        asked.append((described, read_split(described)))
     return asked
 
 

@@ -33,9 +33,10 @@ from matsmerge.statistics.prefix_collecting import (
 )
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics import Statistics
-from matsmerge.tasks.data import Data, read_data
+from matsmerge.tasks.data import Data
 from matsmerge.tasks.model_loading import LoadedModel, load_model
 from matsmerge.tasks.pretrained import choose_dtype
+from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile
 
 _REHEARSED_EXAMPLES = 3
@@ -266,10 +267,7 @@ def _read_all(recipe: Recipe, alignment: Alignment) -> list[_Asked]:
             )
         try:
             described = entry.data.task_file
-            if described.data is None:
-                raise DataError(f"{entry.data.data}: names no data; add a line data: FILE")
-            rows = read_data(described.data, split=described.split)
-            found.append(_Asked(entry.data, described, rows))
+            found.append(_Asked(entry.data, described, read_split(described)))
         except MatsError as error:
             problems += error.problems
     if problems:

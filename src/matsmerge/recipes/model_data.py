@@ -57,7 +57,7 @@ class ModelData(TaskFile):
             self.num_examples or None,
             self.shuffle,
             described.columns,
-            described.template,
+            described.wordings,
             self.batch_size,
             self.max_tokens,
         )

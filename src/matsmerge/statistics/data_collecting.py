@@ -16,6 +16,7 @@ from matsmerge.tasks.batching import make_batches
 from matsmerge.tasks.data import Data, fingerprint_rows
 from matsmerge.tasks.model_loading import LoadedModel
 from matsmerge.tasks.task import Encoded, encode_all
+from matsmerge.tasks.template import Wordings
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Choice:
     num_examples: int | None = 1000  # as in the paper; None: all
     shuffle: bool = False  # at random instead of the first ones
     columns: Mapping[str, str] = field(default_factory=dict)
-    template: str | None = None
+    wordings: Wordings | None = None
     batch_size: int = 32
     max_tokens: int = 4096  # of a batch, with padding
 
@@ -64,7 +65,7 @@ def prepare(
     choice = choice or Choice()
     numbers = _choose(len(data), choice, options.seed)
     notes = [*loaded.notes, *_missing_labels(data, numbers, choice)]
-    encoded = encode_all(loaded.task, data, choice.columns, numbers, template=choice.template)
+    encoded = encode_all(loaded.task, data, choice.columns, numbers, wordings=choice.wordings)
     notes += loaded.task.notes
     order = list(range(len(encoded)))
     random.Random(options.seed).shuffle(order)

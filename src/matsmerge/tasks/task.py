@@ -15,7 +15,7 @@ from matsmerge.tasks.data import Data
 from matsmerge.tasks.image_files import image_source
 from matsmerge.tasks.prediction import Prediction
 from matsmerge.tasks.problems import shorten
-from matsmerge.tasks.template import Template
+from matsmerge.tasks.template import Wordings
 
 
 @dataclass(frozen=True)
@@ -108,24 +108,22 @@ def encode_all(
     columns: Mapping[str, str] | None = None,
     numbers: Sequence[int] | None = None,
     *,
-    template: str | None = None,
+    wordings: Wordings | None = None,
 ) -> list[E]:
     """Encode the rows with these numbers, or all; whatever is wrong with any is one error.
 
-    `columns` says which column of the data is the task's, where the names differ. A template such
-    as `"premise: {premise} hypothesis: {hypothesis}"` makes the text from several columns.
-    Messages count rows from 1, as lines are.
+    `columns` says which column of the data is the task's, where the names differ. Wordings make the
+    text, and perhaps answers, from several columns. Messages count rows from 1, as lines are.
     """
-    filled = None if template is None else Template(template)
-    sources, prompt = _choose_columns(task, data, columns or {}, filled)
+    sources, prompt = _choose_columns(task, data, columns or {}, wordings)
     encoded: list[E] = []
     problems: list[str] = []
     for number in range(len(data)) if numbers is None else numbers:
         row = data.rows[number]
         own = {name: row[source] for name, source in sources.items() if source in row}
         try:
-            if filled is not None and prompt is not None:
-                own[prompt] = filled.fill(row)
+            if wordings is not None and prompt is not None:
+                own |= wordings.fill(row, number, prompt)
             for name in task.images:
                 if name in own:
                     own[name] = image_source(own[name], data.folder)
@@ -138,9 +136,9 @@ def encode_all(
 
 
 def _choose_columns(
-    task: Task[Any], data: Data, columns: Mapping[str, str], template: Template | None
+    task: Task[Any], data: Data, columns: Mapping[str, str], wordings: Wordings | None
 ) -> tuple[dict[str, str], str | None]:
-    """The data's column for each of the task's that is there; and the one the template fills."""
+    """The data's column for each of the task's that is there; and the one that wordings fill."""
     names = (*task.required, *task.optional)
     problems = [
         f"the task {task.kind} has no column '{name}'{closest(name, names)}"
@@ -150,13 +148,13 @@ def _choose_columns(
     sources = {name: columns.get(name, name) for name in names}
     found = {name for name, source in sources.items() if source in data.columns}
     prompt = None
-    if template is not None:
-        problems += template.problems(data.name, data.columns)
+    if wordings is not None:
+        problems += wordings.problems(data.name, data.columns)
         prompt = task.prompt_column(found)
         if prompt is None:
             problems.append(f"the task {task.kind} has no text that a template could make")
         else:
-            found.add(prompt)
+            found |= wordings.columns_filled(prompt)
     mapped = {name for name in columns if name in names}
     for name in dict.fromkeys([*task.missing_columns(found), *sorted(mapped - found)]):
         source = sources[name]

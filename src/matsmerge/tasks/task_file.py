@@ -1,8 +1,10 @@
 """A task in a file: what data, which columns, what they mean."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -10,27 +12,52 @@ from matsmerge.errors import DataError, closest
 from matsmerge.strict_yaml import read_yaml
 from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.task import TaskOptions
+from matsmerge.tasks.template import Wording, Wordings
 
 
 class TaskFile(BaseModel):
-    """What is not given is as the model and the data say."""
+    """What is not given is as the model and the data say.
+
+    Data is one source, or one for each split. Of one source, `splits` says the name of each split
+    in it, or how much of it each split gets, as a share or a number of rows; rows are then put in a
+    random order that depends on `seed` alone.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
+    name: str | None = Field(default=None, pattern=r"^[\w.-]+$")  # by default the file's
     task: str | None = None  # a name in TASKS
-    data: str | None = None  # relative paths are relative to the file's folder
+    data: str | dict[str, str] | None = None  # relative paths are relative to the file's folder
     split: str | None = None
+    splits: dict[str, str] | dict[str, float | int] | None = None
+    seed: int = Field(default=0, ge=0)
     columns: dict[str, str] = Field(default_factory=dict)  # the task's name -> the data's
     labels: list[str] | None = None  # names of the classes, in the order of their numbers
     max_length: int | None = Field(default=None, ge=1)
     head: str | None = None
     tokenizer: str | None = None
     length_normalize: bool = False
-    template: str | None = None
+    template: str | Wording | list[str | Wording] | None = None
+    choices: list[str] | None = Field(default=None, min_length=2)  # of templates without any
+    metrics: list[str] | None = Field(default=None, min_length=1)  # the first is what is tuned for
+    generate: int | None = Field(default=None, ge=1)  # tokens to answer with, at most
 
     def options(self, *, need_targets: bool = True) -> TaskOptions:
         """What of it concerns encoding."""
         return TaskOptions(self.max_length, self.labels, self.length_normalize, need_targets)
+
+    @property
+    def wordings(self) -> Wordings | None:
+        """How examples are put into words, if not by their columns alone."""
+        if self.template is None:
+            return None
+        given = self.template if isinstance(self.template, list) else [self.template]
+        wordings = [Wording(text=w) if isinstance(w, str) else w for w in given]
+        with_choices = [
+            w if w.choices is not None else w.model_copy(update={"choices": self.choices})
+            for w in wordings
+        ]
+        return Wordings(with_choices, self.seed)
 
 
 def read_task_file(path: str | Path) -> TaskFile:
@@ -47,11 +74,16 @@ def read_task_file(path: str | Path) -> TaskFile:
         raise DataError(
             f"{path}: there is no task '{task_file.task}'{closest(task_file.task, TASKS)}"
         )
-    beside = {
-        key: _beside(path, value)
-        for key in ("data", "head", "tokenizer")
-        if (value := getattr(task_file, key)) is not None
-    }
+    if task_file.choices is not None and task_file.template is None:
+        raise DataError(f"{path}: choices go with a template; without one they are a column")
+    task_file.wordings  # noqa: B018  says what is wrong with the templates
+    beside: dict[str, Any] = {"name": task_file.name or path.stem}
+    for key in ("data", "head", "tokenizer"):
+        value = getattr(task_file, key)
+        if isinstance(value, str):
+            beside[key] = _beside(path, value)
+        elif value is not None:
+            beside[key] = {split: _beside(path, source) for split, source in value.items()}
     return task_file.model_copy(update=beside)
 
 
@@ -80,7 +112,10 @@ def _beside(path: Path, name: str) -> str:
 def _describe(error: ValidationError) -> list[str]:
     problems = []
     for item in error.errors():
-        where = ".".join(map(str, item["loc"]))
+        # Which of several forms was tried last is of no interest.
+        where = ".".join(
+            str(p) for p in item["loc"] if not re.match(r"(dict|list|str|Wording)\b", str(p))
+        )
         if item["type"] == "extra_forbidden":
             problems.append(f"unknown key '{where}'{closest(where, TaskFile.model_fields)}")
         else:
