@@ -1,7 +1,7 @@
 """Merging eight (IA)^3 adapters of T5-Large by MaTS: us, and dense blocks in float32.
 
-    python benchmarks/adapters.py                # 144 vectors of 1,024 and 48 of 2,816; 25 GB
-    python benchmarks/adapters.py --quick        # a small setting, some seconds
+    python benchmarks/adapters.py            # 144 vectors of 1,024 and 48 of 2,816; 25 GB of disk
+    python benchmarks/adapters.py --quick    # a small setting, some seconds
     python benchmarks/adapters.py --json adapters.json
 
 The adapters are folders as PEFT saves them, with vectors near one, and statistics of 1,000 examples
@@ -13,9 +13,10 @@ conjugate gradients on block Fisher.
 
 Beside it, the way of the reference implementation: a full block in float32 for every vector and
 model, read from files, added up over models, and as many iterations of plain conjugate gradients,
-with as many threads as we have workers. The reference holds all blocks of all models at once.
-Where that takes more than half of the memory that is free, the blocks are read vector by vector,
-and the memory that holding them takes is computed; the output says so. --hold holds them anyway.
+with as many threads as we have workers. Unlike ours it does not check what it reads. The reference
+holds all blocks of all models at once. Where that takes more than half of the memory that is free,
+the blocks are read vector by vector, and the memory that holding them takes is computed; the output
+says so. --hold holds them anyway.
 
 Both are commands of their own. Times include starting up, and reading files that are not in the
 system's cache when a command begins (--cached: that may be there). Memory is that of a command and
@@ -398,7 +399,8 @@ def show(result: Result, size: Size, is_quick: bool) -> None:
     )
     print(
         f"distance, relative to the way from the start\n{'':40}"
-        f"{'to exact':^20}{'to plain float64':^20}{'plain float64':>14}\n  {'size':>5}{'stored':>11}{'iterations':>12}{'way/norm':>10}"
+        f"{'to exact':^20}{'to plain float64':^20}{'plain float64':>14}\n"
+        f"  {'size':>5}{'stored':>11}{'iterations':>12}{'way/norm':>10}"
         f"{'ours':>10}{'dense':>10}{'ours':>10}{'dense':>10}{'to exact':>14}   vector"
     )
     for row in result["vectors"]:
@@ -431,7 +433,7 @@ def main() -> None:
 
     size = QUICK if arguments.quick else FULL
     with tempfile.TemporaryDirectory() as temporary:
-        folder = (arguments.folder or Path(temporary)).absolute()
+        folder = (arguments.folder or Path(temporary)).absolute() / f"width_{size.width}"
         make_inputs(folder, size)
         result = compare_ways(folder, size, arguments)
     show(result, size, arguments.quick)

@@ -149,7 +149,7 @@ def _check(check: _Check) -> tuple[list[str], int]:
     values = statistics.arrays[check.name]
     problems = []
     advice = "the file is damaged, or the model gave NaN on its data; collect again"
-    if values.is_floating_point() and not bool(values.isfinite().all()):
+    if values.is_floating_point() and not _is_finite(values):
         bad = values[~values.isfinite()][0].item()
         problems.append(f"{label}: array '{check.name}' holds {bad}; {advice}")
     else:
@@ -167,6 +167,12 @@ def _check(check: _Check) -> tuple[list[str], int]:
                 f"largest, but a second moment has none below zero; {advice}"
             )
     return problems, check.num_bytes
+
+
+def _is_finite(values: Tensor) -> bool:
+    # NaN and Inf survive a sum of squares, the cheapest test. It may also overflow: look again.
+    flat = values.reshape(-1)
+    return bool(torch.dot(flat, flat).isfinite()) or bool(values.isfinite().all())
 
 
 def lowest_eigenvalue(matrix: Tensor) -> float:

@@ -122,3 +122,10 @@ def _enter_copy(function: Callable[[Any], Any], parent: int) -> None:
 
 def _inherited(job: Any) -> Any:
     return _function(job)
+
+
+class SerialExecutor:
+    """One job after the other in this thread, so that what happens in it can be watched."""
+
+    def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
+        yield from map(function, jobs)

@@ -40,12 +40,16 @@ def conjugate_gradients(
     precondition: Precondition = torch.clone,
     held_out: System | None = None,
     products: torch.dtype = torch.float64,
+    orthogonalize: bool = False,
 ) -> Solution:
     """Solve by plain or preconditioned conjugate gradients; products A(P) in `products`.
 
-    With a `held_out` system, the iterate with its lowest objective is the solution.
+    With a `held_out` system, the iterate with its lowest objective is the solution. Residuals of
+    exact arithmetic are orthogonal to each other; to `orthogonalize` them, all are kept, and
+    without a preconditioner the iterates then are those of exact arithmetic.
     """
     run = _Run(system, held_out, products)
+    earlier = _Residuals(system.residual, limits.iterations) if orthogonalize else None
     kept: dict[int, Tensor] = {}
     status = Status.FINISHED
     r = system.residual.clone()
@@ -67,7 +71,11 @@ def conjugate_gradients(
             break
         alpha = rz / curvature
         run.d.add_(p, alpha=alpha)
+        if earlier is not None:
+            earlier.add(r)
         r.sub_(q, alpha=alpha)
+        if earlier is not None:
+            earlier.remove_from(r)
         if system.objective_at(run.d, r) < -_BELOW_ZERO * system.objective:
             run.d.sub_(p, alpha=alpha)
             status = Status.FLOOR
@@ -88,6 +96,26 @@ def conjugate_gradients(
         run.note(r)
     is_fresh = run.done % _REFRESH_ITERATIONS == 0 and status is not Status.FLOOR
     return run.finish(status, kept, limits.keep, r if is_fresh else run.recompute())
+
+
+class _Residuals:
+    """Residuals so far, each of length one."""
+
+    def __init__(self, like: Tensor, most: int) -> None:
+        self._rows = like.new_empty(most, like.numel(), dtype=torch.float64)
+        self._num = 0
+
+    def add(self, r: Tensor) -> None:
+        flat = r.reshape(-1)
+        norm = float(flat.norm())
+        if norm > 0:
+            self._rows[self._num] = flat / norm
+            self._num += 1
+
+    def remove_from(self, r: Tensor) -> None:
+        rows = self._rows[: self._num]
+        for _ in range(2):  # once leaves what rounding left of it
+            r.sub_((rows.mT @ (rows @ r.reshape(-1))).view_as(r))
 
 
 class _Run:

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_ROWS_AT_ONCE = 32
+
 
 class Operator(ABC):
     """Symmetric positive semi-definite; computes in the precision of what it is applied to."""
@@ -118,8 +120,13 @@ class LowRank(Operator):
     scale: float = 1.0
 
     def __call__(self, x: Tensor, /) -> Tensor:
-        rows = self.rows.to(x.dtype)
-        return (x @ rows.mT) @ rows * self.scale
+        result = torch.zeros_like(x)
+        # A few rows at a time, so that those of another precision are turned in the cache.
+        buffer = x.new_empty(min(_ROWS_AT_ONCE, len(self.rows)), self.rows.shape[-1])
+        for some in self.rows.split(_ROWS_AT_ONCE):
+            rows = buffer[: len(some)].copy_(some)
+            result += (x @ rows.mT) @ rows
+        return result.mul_(self.scale)
 
     def __mul__(self, scale: float, /) -> "LowRank":
         return LowRank(self.rows, self.scale * scale)

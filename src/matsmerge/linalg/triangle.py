@@ -1,11 +1,13 @@
 """Symmetric matrices stored as their upper triangle, row after row."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 _ENOUGH_ROWS = 1024
+_PANEL = 64
 
 
 def pack_upper(matrix: Tensor) -> Tensor:  # (..., d, d) -> (..., d (d + 1) / 2)
@@ -23,13 +25,31 @@ def unpack_upper(packed: Tensor) -> Tensor:  # (..., d (d + 1) / 2) -> (..., d, 
     """The symmetric matrix of an upper triangle."""
     d = triangle_dim(packed.shape[-1])
     matrix = packed.new_empty(*packed.shape[:-1], d, d)
+    for own, square in zip(
+        packed.reshape(-1, packed.shape[-1]), matrix.view(-1, d, d), strict=True
+    ):
+        _put_rows(own.contiguous(), square)
+        # Below the diagonal a panel at a time: column by column would miss the cache.
+        for i in range(0, d, _PANEL):
+            j = min(i + _PANEL, d)
+            corner = square[i:j, i:j]
+            corner.copy_(corner.triu() + corner.triu(1).mT)
+            square[j:, i:j] = square[i:j, j:].mT
+    return matrix
+
+
+def _put_rows(packed: Tensor, square: Tensor) -> None:
+    """Write the rows of a triangle; through NumPy, for which a row is little work."""
+    d = len(square)
+    rows: Any = square
+    values: Any = packed
+    if packed.device.type == "cpu":
+        bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[packed.element_size()]
+        rows, values = square.view(bits).numpy(), packed.view(bits).numpy()
     position = 0
     for i in range(d):
-        row = packed[..., position : position + d - i]
-        matrix[..., i, i:] = row
-        matrix[..., i:, i] = row
+        rows[i, i:] = values[position : position + d - i]
         position += d - i
-    return matrix
 
 
 def triangle_dim(num_packed: int) -> int:

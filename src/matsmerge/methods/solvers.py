@@ -27,6 +27,8 @@ from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_by_summed_fa
 from matsmerge.linalg.operators import Diagonal, Identity
 from matsmerge.linalg.system import Limits, Solution, System
 
+_MAX_KEPT_ELEMENTS = 1 << 22  # of all residuals of a solution
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -125,7 +127,9 @@ class ConjugateGradients(Solver):
         if self._in_eigenbasis(problem):
             basis = problem.decompose(dense(system.operator), problem.stored)
             return follow_trajectory(system, basis, limits, held_out)
-        return conjugate_gradients(system, limits, held_out=held_out)
+        # Keeping all residuals of a vector costs little.
+        is_small = system.residual.numel() * iterations <= _MAX_KEPT_ELEMENTS
+        return conjugate_gradients(system, limits, held_out=held_out, orthogonalize=is_small)
 
     def _in_eigenbasis(self, problem: Problem) -> bool:
         if not is_gram(problem.system.operator) or self.form == "plain":
