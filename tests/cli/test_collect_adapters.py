@@ -17,6 +17,7 @@ from matsmerge.checkpoints.opening import open_checkpoint
 from matsmerge.statistics.statistics_file import open_statistics
 from matsmerge.tasks import model_loading
 from matsmerge.tasks.kept_base import KeptBase
+from matsmerge.tasks.pretrained import load_pretrained
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -61,11 +62,10 @@ def test_loras_get_statistics_of_what_any_of_them_changes(
     """They are those of the folded models, and the base was read once."""
     adapters, data = folders(base, LORAS, tmp_path)
     loads = []
-    plain = model_loading.load_pretrained
 
     def counted(*arguments: Any, **more: Any) -> Any:
         loads.append(arguments)
-        return plain(*arguments, **more)
+        return load_pretrained(*arguments, **more)
 
     monkeypatch.setattr(model_loading, "load_pretrained", counted)
     code, _, error = mats("collect", *adapters, *options(data), "--statistics", "kfac,fisher", "-q")

@@ -1,7 +1,7 @@
 """What the commands show: progress, tables, notes, errors."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -156,3 +156,28 @@ def show_energies(layers: Mapping[str, Mapping[str, Any]]) -> None:
             "merge.json"
         )
     stdout.print(text, markup=False, soft_wrap=True)
+
+
+@contextmanager
+def trial_bar(*, quiet: bool) -> Iterator[Callable[..., None]]:
+    """A bar of trials; what it yields is told of each one."""
+    bars = Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=stderr,
+        disable=quiet,
+    )
+    with bars:
+        task = bars.add_task("tuning", total=None)
+        highest = float("-inf")
+
+        def told(trial: Any, number: int, total: int) -> None:
+            nonlocal highest
+            highest = max(highest, trial.score)
+            bars.update(
+                task, completed=number, total=total, description=f"tuning, best {100 * highest:.1f}"
+            )
+
+        yield told

@@ -93,7 +93,11 @@ def prepare(
         Origin(
             name=public_name(loaded.checkpoint.label), fingerprint=fingerprint(loaded.checkpoint)
         ),
-        Origin(name=public_name(data.name), fingerprint=fingerprint_rows(rows, data.folder)),
+        Origin(
+            name=public_name(data.name),
+            fingerprint=fingerprint_rows(rows, data.folder),
+            split=data.split,
+        ),
         _describe_plan(loaded, batches),
         notes,
     )

@@ -56,10 +56,11 @@ class Set(_Part):
 
 
 class Origin(_Part):
-    """A model or data, by name and fingerprint."""
+    """A model or data, by name and fingerprint; of data, the split it is of its task's."""
 
     name: str
     fingerprint: str
+    split: str | None = None
 
 
 def public_name(name: str) -> str:

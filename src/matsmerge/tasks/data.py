@@ -37,6 +37,7 @@ class Data:
     columns: list[str]
     rows: Sequence[Mapping[str, Any]]
     folder: Path | None = None
+    split: str | None = None  # which one of its task's it is
 
     def __len__(self) -> int:
         return len(self.rows)

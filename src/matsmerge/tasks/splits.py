@@ -15,6 +15,11 @@ def read_split(task: TaskFile, split: str | None = None) -> Data:
 
     Splits that are made from one source never share a row, and are the same every time.
     """
+    data = _read(task, split)
+    return replace(data, split=split or task.split)
+
+
+def _read(task: TaskFile, split: str | None) -> Data:
     name, source = task.name or "the task", task.data
     split = split or task.split
     if source is None:
@@ -36,7 +41,7 @@ def read_split(task: TaskFile, split: str | None = None) -> Data:
     size = task.splits[split]
     if isinstance(size, str):
         return read_data(source, split=size)
-    data = read_data(source, split=task.split)
+    data = read_data(source)
     numbers = _cut(name, len(data), task.splits, task.seed)[split]
     return replace(data, name=f"{data.name} ({split})", rows=_Chosen(data.rows, numbers))
 

@@ -1,0 +1,175 @@
+"""`mats tune`."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from matsmerge.cli import display
+from matsmerge.errors import RecipeError
+
+if TYPE_CHECKING:
+    from matsmerge.tuning.trials import Trial
+
+_SEARCH = "What to try"
+_RUNNING = "Running"
+_MAX_SHOWN = 20
+
+
+def tune(
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help="A recipe (YAML), or a file with recipe, tasks and search.", metavar="FILE"
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Folder for the chosen recipe, all trials and the model."),
+    ],
+    task: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="A task file with a validation split. Repeatable."),
+    ] = None,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="What to try, e.g. scale=0:1:0.1, iterations=10:100:10 (all from one run), "
+            "density=0.1,0.2,0.3, off_diagonal=0.1:1:0.1, weight.sst2=0.5,1,2, "
+            "init.scale=0.1:0.5:0.1. "
+            "Repeatable: all combinations.",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = None,
+    strategy: Annotated[
+        str | None,
+        typer.Option(
+            help="grid, or optuna, which may also try anything between two numbers (scale=0:1).",
+            rich_help_panel=_SEARCH,
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(min=1, help="optuna: merges to try. Default: 50.", rich_help_panel=_SEARCH),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Of the search.", rich_help_panel=_SEARCH)
+    ] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Of the tasks. Default: validation. Never test.")
+    ] = None,
+    num_examples: Annotated[
+        int | None, typer.Option(min=1, help="The first so many of each task. Default: all.")
+    ] = None,
+    allow_overlap: Annotated[
+        bool,
+        typer.Option(
+            "--allow-overlap", help="Tune on the data that statistics were collected from."
+        ),
+    ] = False,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Examples at once.", rich_help_panel=_RUNNING)
+    ] = 32,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace an earlier search.", rich_help_panel=_RUNNING),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue a search that was interrupted.", rich_help_panel=_RUNNING
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show errors only.", rich_help_panel=_RUNNING)
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RUNNING)
+    ] = False,
+) -> None:
+    """Choose what a recipe leaves open by the merged model's validation score.
+
+        mats tune recipe.yaml --task sst2.yaml --task trec.yaml --search scale=0:1:0.1 --out tuned
+
+    The score is the mean over tasks of each task's first metric. Test data is never looked at.
+    """
+    from matsmerge.checkpoints.opening import local_path
+    from matsmerge.engine.executor import LocalExecutor
+    from matsmerge.tuning.search_space import SearchSpace, parse_values
+    from matsmerge.tuning.tuning import Options, tune
+    from matsmerge.tuning.tuning_file import read_tuning_file
+
+    described = read_tuning_file(file)
+    given = {**described.search, **_parse_search(search or [])}
+    space = SearchSpace(
+        described.plain_recipe(), {key: parse_values(key, value) for key, value in given.items()}
+    )
+    options = Options(
+        strategy=strategy or described.strategy or "grid",
+        num_trials=trials or described.trials or Options.num_trials,
+        seed=seed if seed is not None else described.seed or 0,
+        split=split or described.split or "validation",
+        num_examples=num_examples or described.num_examples,
+        batch_size=batch_size,
+        allow_overlap=allow_overlap,
+    )
+    with display.trial_bar(quiet=quiet or as_json) as told:
+        found = tune(
+            space,
+            [*described.tasks, *(task or [])],
+            local_path(out),
+            options,
+            executor=LocalExecutor(fork=True),
+            overwrite=overwrite,
+            resume=resume,
+            told=told,
+        )
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "out": str(found.folder),
+                    "choice": dict(found.best.choice),
+                    "score": found.best.score,
+                    "scores": dict(found.best.scores),
+                    "num_trials": len(found.trials),
+                }
+            )
+        )
+    elif not quiet:
+        _show(list(found.trials), found.best)
+        display.stdout.print(
+            f"the recipe, the model and all trials are in {found.folder}", markup=False
+        )
+
+
+def _parse_search(given: list[str]) -> dict[str, str]:
+    values: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key.strip() and equals and value.strip()):
+            raise RecipeError(f"--search '{text}': expected KEY=VALUES as in scale=0:1:0.1")
+        if key.strip() in values:
+            raise RecipeError(f"--search: '{key.strip()}' is given twice")
+        values[key.strip()] = value.strip()
+    return values
+
+
+def _show(trials: "list[Trial]", best: "Trial") -> None:
+    from matsmerge.tuning.search_space import describe
+
+    order = sorted(trials, key=lambda trial: -trial.score)
+    tasks = list(best.scores)
+    rows: list[Any] = [
+        (
+            ("* " if trial is best else "  ") + describe(trial.choice),
+            *(f"{100 * trial.scores[task]:.1f}" for task in tasks),
+            f"{100 * trial.score:.1f}",
+        )
+        for trial in order[:_MAX_SHOWN]
+    ]
+    display.show_table(("tried", *tasks, "mean"), rows)
+    if len(order) > _MAX_SHOWN:
+        display.stdout.print(f"and {len(order) - _MAX_SHOWN} more in tuning.json", markup=False)

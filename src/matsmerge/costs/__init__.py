@@ -1,0 +1,1 @@
+"""What merging costs: the paper's formulas, and what a run really took."""

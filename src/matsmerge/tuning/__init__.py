@@ -1,0 +1,1 @@
+"""Choosing what a merge leaves open by how its result scores on validation data."""

@@ -1,0 +1,177 @@
+"""What is tried: a recipe, and the values that some of its places may take."""
+
+import copy
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from matsmerge.errors import RecipeError
+from matsmerge.recipes.recipe import Recipe, make_recipe
+
+ITERATIONS = "iterations"
+_WEIGHT = "weight."  # of a model, by its name
+_MAX_VALUES = 1000
+
+
+@dataclass(frozen=True)
+class Range:
+    """All numbers between two; for strategies that choose for themselves."""
+
+    low: float
+    high: float
+
+
+Values = Sequence[Any] | Range
+Choice = Mapping[str, Any]  # a value for every place
+
+
+def parse_values(key: str, given: Any) -> Values:
+    """`0:1:0.1` (both ends included), `0.2:0.8` (anything between), `a,b,c`, or a list."""
+    if isinstance(given, list):
+        if not given:
+            raise RecipeError(f"search: {key} has no values to try")
+        return given
+    text = str(given)
+    parts = text.split(":")
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 2 and numbers[0] < numbers[1]:
+        return Range(*numbers)
+    if len(numbers) == 3:
+        low, high, step = numbers
+        num = round((high - low) / step) if step > 0 else -1
+        if not 0 <= num < _MAX_VALUES:
+            raise RecipeError(f"search: {key}: '{text}' is not low:high:step")
+        # Multiples of the step, not sums of it: 0.1 + 0.2 is not 0.3.
+        values = [round(low + i * step, 10) for i in range(num + 1)]
+        are_whole = all("." not in part and "e" not in part.lower() for part in parts)
+        return [int(v) for v in values] if are_whole else values
+    if len(parts) > 1:
+        raise RecipeError(f"search: {key}: '{text}' is not low:high:step or low:high")
+    return [yaml.safe_load(part) for part in text.split(",")]
+
+
+@dataclass(frozen=True)
+class SearchSpace:
+    """A recipe with open places.
+
+    A key is a parameter of the method (`scale`, `init.scale`, `stages`), `method` itself,
+    `weight.NAME` of a model, or another key of recipes (`rank`, `align`). Iterations of the last
+    solver are taken from one run.
+    """
+
+    recipe: Mapping[str, Any]  # as plain data
+    values: Mapping[str, Values]
+
+    @property
+    def iterations(self) -> list[int]:
+        """Numbers of iterations to try, all from one run of the solver."""
+        found = self.values.get(ITERATIONS, ())
+        return [] if isinstance(found, Range) else [int(v) for v in found]
+
+    @property
+    def others(self) -> dict[str, Values]:
+        """The places that need a merge for every value."""
+        return {key: v for key, v in self.values.items() if key != ITERATIONS}
+
+    def grid(self) -> Iterator[dict[str, Any]]:
+        """All combinations of values, without iterations."""
+        ranges = [key for key, v in self.others.items() if isinstance(v, Range)]
+        if ranges:
+            raise RecipeError(
+                f"search: {', '.join(ranges)}: a grid needs values to try, as low:high:step; "
+                "anything between two numbers is for --strategy optuna"
+            )
+        lists = [v for v in self.others.values() if not isinstance(v, Range)]
+        for combination in itertools.product(*lists):
+            yield dict(zip(self.others, combination, strict=True))
+
+    def fill(self, choice: Choice, iterations: int | None = None) -> Recipe:
+        """The recipe with a value at every place; all numbers of iterations if none is chosen."""
+        data = copy.deepcopy(dict(self.recipe))
+        data["method"] = _as_mapping(data.get("method"))
+        if "method" in choice:
+            data["method"] = _as_mapping(choice["method"])
+        for key, value in choice.items():
+            if key.startswith(_WEIGHT):
+                _set_weight(data, key.removeprefix(_WEIGHT), value)
+            elif key in Recipe.model_fields:
+                if key != "method":
+                    data[key] = value
+            else:
+                _set(data["method"], key.split("."), value)
+        if iterations is not None:
+            _set(data["method"], [ITERATIONS], iterations)
+        elif self.iterations:
+            data["trajectory"] = self.iterations
+        return make_recipe(data)
+
+    def check(self) -> int:
+        """Refuse a place or a value that no recipe has; returns how many models are scored."""
+        if isinstance(self.values.get(ITERATIONS), Range):
+            raise RecipeError("search: iterations: give numbers to stop at, as 10:100:10")
+        problems: list[str] = []
+        choices = [{key: _first(v) for key, v in self.others.items()}]
+        if not any(isinstance(v, Range) for v in self.others.values()):
+            choices = list(self.grid())
+        for choice in choices:
+            try:
+                self.fill(choice)
+            except RecipeError as error:
+                problems += [f"with {describe(choice)}: {p}" for p in error.problems]
+        if problems:
+            raise RecipeError(problems[:10])
+        return len(choices) * max(1, len(self.iterations))
+
+
+def describe(choice: Choice) -> str:
+    """A choice in a line."""
+    parts = (
+        f"{key}={value if isinstance(value, (str, int, float)) else json.dumps(value)}"
+        for key, value in choice.items()
+    )
+    return ", ".join(parts) or "nothing chosen"
+
+
+def _first(values: Values) -> Any:
+    return values.low if isinstance(values, Range) else values[0]
+
+
+def _as_mapping(method: Any) -> dict[str, Any]:
+    return {"name": method} if isinstance(method, str) else dict(method or {})
+
+
+def _set(method: dict[str, Any], keys: Sequence[str], value: Any) -> None:
+    """Set `a.b` of a method; a part given by its name alone becomes a mapping."""
+    *parts, last = keys
+    place = method
+    for part in parts:
+        place[part] = _as_mapping(place.get(part)) if part in place else {}
+        if "name" not in place[part]:
+            raise RecipeError(
+                f"search: {'.'.join(keys)}: the recipe's method names no {part}; say which "
+                f"one it is, as {part}: {{name: ...}}"
+            )
+        place = place[part]
+    place[last] = value
+
+
+def _set_weight(data: dict[str, Any], name: str, value: float) -> None:
+    entries = []
+    found = False
+    recipe = make_recipe({**data, "method": "average"} if "method" not in data else data)
+    for entry in recipe.model_dump(mode="json", exclude_defaults=True)["models"]:
+        if entry["name"] == name:
+            entry["weight"] = float(value)
+            found = True
+        entries.append(entry)
+    if not found:
+        names = ", ".join(str(entry["name"]) for entry in entries)
+        raise RecipeError(f"search: {_WEIGHT}{name}: there is no model '{name}', only {names}")
+    data["models"] = entries

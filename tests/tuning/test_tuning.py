@@ -1,0 +1,246 @@
+"""`mats tune`: what is chosen is what scores best, and test data stays unseen."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from tiny_models import bert_config, make_tokenizer, save, write_rows
+from transformers import BertForSequenceClassification
+
+from matsmerge.tuning.search_space import Range, SearchSpace, parse_values
+
+Run = Callable[..., tuple[int, str, str]]
+
+WORDS = "abcdefgh"
+
+
+def rows(seed: int, num: int = 60) -> list[dict[str, Any]]:
+    g = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, len(WORDS), (num, 4), generator=g)
+    return [
+        {"text": " ".join(WORDS[int(w)] for w in words), "label": int(words.sum()) % 3}
+        for words in drawn
+    ]
+
+
+@pytest.fixture
+def setting(tmp_path: Path, mats: Run) -> Path:
+    """Two fine-tuned models, their base, statistics and task files."""
+    base = BertForSequenceClassification(bert_config(num_labels=3))
+    save(base, tmp_path / "base", make_tokenizer())
+    for i, name in enumerate(("one", "two")):
+        model = BertForSequenceClassification.from_pretrained(tmp_path / "base")
+        save(model, tmp_path / name, make_tokenizer(), seed=i + 1)
+        write_rows(tmp_path / f"{name}.jsonl", rows(i))
+        (tmp_path / f"{name}.yaml").write_text(
+            f"data: {name}.jsonl\nsplits: {{train: 20, validation: 25, test: 15}}\n"
+        )
+        code, _, error = mats(
+            "collect",
+            tmp_path / name,
+            "--task",
+            tmp_path / f"{name}.yaml",
+            "--split",
+            "train",
+            "-q",
+        )
+        assert code == 0, error
+    return tmp_path
+
+
+def recipe(folder: Path, method: Any, **more: Any) -> Path:
+    path = folder / "recipe.yaml"
+    content = {
+        "models": [str(folder / n) for n in ("one", "two")],
+        "base": str(folder / "base"),
+        "method": method,
+        "heads": "classifier.*",
+        **more,
+    }
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def tasks(folder: Path) -> list[Any]:
+    return ["--task", folder / "one.yaml", "--task", folder / "two.yaml"]
+
+
+def evaluated(mats: Run, model: Path, folder: Path, split: str = "validation") -> dict[str, float]:
+    code, out, error = mats("evaluate", model, *tasks(folder), "--split", split, "--json")
+    assert code == 0, error
+    (scores,) = json.loads(out)["scores"].values()
+    return {task: found["accuracy"]["value"] for task, found in scores.items()}
+
+
+def test_the_best_of_a_grid(setting: Path, mats: Run) -> None:
+    path = recipe(setting, "task_arithmetic")
+    code, out, error = mats(
+        "tune", path, *tasks(setting), "--search", "scale=0:1:0.25", "--out", setting / "tuned",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    result = json.loads(out)
+    assert result["num_trials"] == 5
+    trials = json.loads((setting / "tuned" / "tuning.json").read_text())["trials"]
+    by_hand = {}
+    for scale in (0, 0.25, 0.5, 0.75, 1):
+        merged = setting / f"scale{scale}"
+        code, _, error = mats(
+            "merge", recipe(setting, {"name": "task_arithmetic", "scale": scale}), "--out", merged,
+            "-q",
+        )  # fmt: skip
+        assert code == 0, error
+        found = evaluated(mats, merged, setting)
+        by_hand[scale] = sum(found.values()) / 2
+    for trial in trials:
+        assert trial["score"] == pytest.approx(by_hand[trial["choice"]["scale"]], abs=1e-12)
+    assert result["score"] == pytest.approx(max(by_hand.values()), abs=1e-12)
+    # Evaluating what was chosen gives the score that was printed.
+    assert evaluated(mats, setting / "tuned" / "model", setting) == result["scores"]
+    chosen = yaml.safe_load((setting / "tuned" / "recipe.yaml").read_text())
+    assert chosen["method"] == {"name": "task_arithmetic", **result["choice"]}
+
+
+def test_iterations_come_from_one_run(
+    setting: Path, mats: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matsmerge.tuning import tuning
+
+    merges = []
+
+    def counted(*arguments: Any, **more: Any) -> Any:
+        merges.append(arguments)
+        return merge_to_folder(*arguments, **more)
+
+    from matsmerge.engine.merging import merge_to_folder
+
+    monkeypatch.setattr(tuning, "merge_to_folder", counted)
+    path = recipe(setting, {"name": "mats", "init": "average"})
+    code, out, error = mats(
+        "tune", path, *tasks(setting), "--search", "iterations=2,4,8", "--out", setting / "tuned",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    assert len(merges) == 2  # all iterations at once, and the chosen model
+    result = json.loads(out)
+    assert result["num_trials"] == 3
+    assert evaluated(mats, setting / "tuned" / "model", setting) == pytest.approx(result["scores"])
+
+
+def test_weights_stages_and_methods(setting: Path, mats: Run) -> None:
+    stage = {"objective": "gram", "solver": {"name": "cg", "iterations": 3}}
+    content = {
+        "recipe": yaml.safe_load(recipe(setting, "average").read_text()),
+        "tasks": ["one.yaml"],
+        "search": {
+            "weight.two": [0.5, 1.0],
+            "method": ["average", {"name": "mats", "init": "average", "stages": [stage]}],
+        },
+    }
+    (setting / "tune.yaml").write_text(yaml.safe_dump(content))
+    code, out, error = mats("tune", setting / "tune.yaml", "--out", setting / "tuned", "--json")
+    assert code == 0, error
+    assert json.loads(out)["num_trials"] == 4
+
+
+def test_an_interrupted_search_goes_on(setting: Path, mats: Run) -> None:
+    path = recipe(setting, "task_arithmetic")
+    arguments = ["tune", path, *tasks(setting), "--out", setting / "tuned", "--search"]
+    assert mats(*arguments, "scale=0:1:0.5", "-q")[0] == 0
+    finished = json.loads((setting / "tuned" / "tuning.json").read_text())
+    # What a run that died after its first trial leaves behind.
+    partial = setting / ".tuned.partial"
+    (setting / "tuned").rename(partial)
+    lines = (partial / "trials.jsonl").read_text().splitlines(keepends=True)
+    changed = json.loads(lines[1])
+    changed["scores"] = {"one": 0.123, "two": 0.123}
+    (partial / "trials.jsonl").write_text(lines[0] + json.dumps(changed) + "\n" + '{"torn')
+    code, _, error = mats(*arguments, "scale=0:1:0.5", "-q")
+    assert code == 1
+    assert "--resume" in error
+    assert mats(*arguments, "scale=0:1:0.5", "-q", "--resume")[0] == 0
+    found = json.loads((setting / "tuned" / "tuning.json").read_text())
+    assert found["trials"][0]["score"] == pytest.approx(0.123)  # not tried again
+    assert found["trials"][1:] == finished["trials"][1:]
+    code, _, error = mats(*arguments, "scale=0:1:0.5", "-q")
+    assert code == 1
+    assert "exists already" in error
+
+
+def test_another_search_is_not_continued(setting: Path, mats: Run) -> None:
+    path = recipe(setting, "task_arithmetic")
+    arguments = ["tune", path, *tasks(setting), "--out", setting / "tuned", "-q", "--search"]
+    assert mats(*arguments, "scale=0,1")[0] == 0
+    (setting / "tuned").rename(setting / ".tuned.partial")
+    code, _, error = mats(*arguments, "scale=0,0.5", "--resume")
+    assert code == 1
+    assert "the interrupted search had another recipe" in " ".join(error.split())
+
+
+def test_optuna_tries_numbers_of_its_own(setting: Path, mats: Run) -> None:
+    pytest.importorskip("optuna")
+    path = recipe(setting, "task_arithmetic")
+    results = []
+    for out in ("a", "b"):
+        code, printed, error = mats(
+            "tune", path, *tasks(setting), "--search", "scale=0:1", "--strategy", "optuna",
+            "--trials", 4, "--seed", 3, "--out", setting / out, "--json",
+        )  # fmt: skip
+        assert code == 0, error
+        results.append({k: v for k, v in json.loads(printed).items() if k != "out"})
+    assert results[0] == results[1]
+    assert results[0]["num_trials"] == 4
+    assert 0 <= results[0]["choice"]["scale"] <= 1
+
+
+def test_what_is_refused(setting: Path, mats: Run) -> None:
+    arithmetic = recipe(setting, "task_arithmetic")
+    out = setting / "tuned"
+    for arguments, message in (
+        (["--search", "scale=0,1", "--split", "test"], "never looks at the test split"),
+        (["--search", "sclae=0,1"], "did you mean 'scale'?"),
+        (["--search", "scale=0:1"], "a grid needs values to try"),
+        (["--search", "scale"], "expected KEY=VALUES"),
+        (["--search", "scale=1:0:1"], "is not low:high:step"),
+        (["--search", "iterations=10,20"], "has no iterations"),
+        (["--search", "weight.three=1,2"], "there is no model 'three'"),
+        (["--search", "scale=0,1", "--strategy", "random"], "there is no strategy 'random'"),
+        (["--search", "scale=0,1", "--split", "dev"], "has no split 'dev'"),
+    ):
+        code, _, error = mats("tune", arithmetic, *tasks(setting), *arguments, "--out", out)
+        assert code == 1
+        assert message in " ".join(error.split())
+        assert not out.exists()
+    code, _, error = mats("tune", arithmetic, "--search", "scale=0,1", "--out", out)
+    assert code == 1
+    assert "at least one task" in error
+
+
+def test_statistics_and_validation_do_not_overlap(setting: Path, mats: Run) -> None:
+    for name in ("one", "two"):
+        code, _, error = mats(
+            "collect", setting / name, "--task", setting / f"{name}.yaml", "--split", "validation",
+            "--overwrite", "-q",
+        )  # fmt: skip
+        assert code == 0, error
+    path = recipe(setting, {"name": "mats", "init": "average"})
+    arguments = ["tune", path, *tasks(setting), "--search", "iterations=1,2", "-q"]
+    code, _, error = mats(*arguments, "--out", setting / "tuned")
+    assert code == 1
+    assert "or allow it with --allow-overlap" in " ".join(error.split())
+    assert mats(*arguments, "--out", setting / "tuned", "--allow-overlap")[0] == 0
+
+
+def test_values() -> None:
+    assert parse_values("x", "0:1:0.25") == [0, 0.25, 0.5, 0.75, 1]
+    assert parse_values("x", "10:30:10") == [10, 20, 30]
+    assert parse_values("x", "0:1") == Range(0, 1)
+    assert parse_values("x", "a,0.5,3") == ["a", 0.5, 3]
+    assert parse_values("x", "0:0.3:0.1") == [0, 0.1, 0.2, 0.3]
+    space = SearchSpace({}, {"a": [1, 2], "b": ["x"], "iterations": [1, 2]})
+    assert list(space.grid()) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
+    assert space.iterations == [1, 2]
