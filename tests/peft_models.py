@@ -3,6 +3,7 @@
 import copy
 import json
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,15 @@ def make_base(architecture: str, folder: Path) -> Path:
     return save(make(copy.deepcopy(config)), folder)
 
 
-def load(folder: Path, **options: Any) -> Any:
-    """A full model, of the class that its configuration names."""
+def load(folder: Path) -> Any:
+    """A full model of its own, of the class that its configuration names."""
+    return copy.deepcopy(_read(folder))
+
+
+@cache
+def _read(folder: Path) -> Any:
     (name,) = json.loads((folder / "config.json").read_text())["architectures"]
-    return getattr(transformers, name).from_pretrained(folder, **options).eval()
+    return getattr(transformers, name).from_pretrained(folder).eval()
 
 
 def adapt(base: Path | Any, config: Any, folder: Path, seed: int = 1) -> Path:
@@ -68,7 +74,9 @@ def fold(base: Path | Any, adapter: Path) -> dict[str, Tensor]:
 def logits(model: Any) -> Tensor:
     """What a model says, computed in float64: stored values are all that is rounded."""
     model = model.double().eval()
-    inputs: dict[str, Tensor] = {"input_ids": torch.tensor([[2, 4, 5, 6, 9, 3], [2, 8, 7, 7, 4, 3]])}
+    inputs: dict[str, Tensor] = {
+        "input_ids": torch.tensor([[2, 4, 5, 6, 9, 3], [2, 8, 7, 7, 4, 3]])
+    }
     if model.config.model_type == "vit":
         generator = torch.Generator().manual_seed(0)
         inputs = {"pixel_values": torch.randn(2, 3, 8, 8, generator=generator).double()}

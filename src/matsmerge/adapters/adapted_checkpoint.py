@@ -174,8 +174,9 @@ def _check_ties(adapted: AdaptedCheckpoint) -> None:
     """Refuse a change of one of two weights that a full model has as one."""
     base, fitted = adapted.base, adapted.fitted
     tied = {*base.aliases.values(), *_tied_by_config(base)}
-    for name in fitted.changes:
-        if name in tied and fitted.changes[name].low_rank is not None:
+    for name in adapted.changed:
+        change = fitted.changes.get(name)
+        if name in tied and (change is None or change.low_rank is not None):
             raise CheckpointError(
                 f"{adapted.label}: changes '{name}', which {base.label} also uses as its output "
                 "layer (tied weights). No full model can have both; merge adapters that leave it "

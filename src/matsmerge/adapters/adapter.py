@@ -69,7 +69,13 @@ class Adapter:
     @property
     def heads(self) -> list[str]:
         """Parameters it brings whole that belong to its task alone."""
-        return [name for name in self.values if is_head(name)]
+        modules = {name.rpartition(".")[0] for name in self.values if name.endswith(".weight")}
+        return [n for n in self.values if is_head(n) and n.rpartition(".")[0] in modules]
+
+    @property
+    def own_values(self) -> dict[str, str]:
+        """Values that are its own; weights it also changes are saved as its base has them."""
+        return {n: tensor for n, tensor in self.values.items() if n not in self.weights}
 
     def ranks(self) -> dict[str, int]:
         """The rank of every module's change."""

@@ -80,7 +80,7 @@ class AdapterConfig:
         targets = self.content.get("feedforward_modules") or []
         if isinstance(targets, str):
             return re.fullmatch(targets, module) is not None
-        return any(module == t or module.endswith(f".{t}") for t in targets)
+        return any(module.endswith(target) for target in targets)  # as PEFT has it
 
 
 def is_adapter(folder: Path | None) -> bool:

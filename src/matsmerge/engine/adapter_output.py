@@ -89,7 +89,8 @@ def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutp
         having = [m for m in models if stored in m.changed]
         changes = [(m, m.fitted.changes[stored]) for m in having if stored in m.fitted.changes]
         found = [(m, c) for m, c in changes if c.low_rank is not None]
-        if found:
+        whole = [m for m in having if stored in m.fitted.values and stored not in m.fitted.changes]
+        if found and not whole:
             first, change = found[0]
             ranks = sum(c.low_rank.rank for _, c in found if c.low_rank is not None)
             layer = LoraLayer(
@@ -102,12 +103,12 @@ def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutp
             )
             layers[name] = layer
         elif having:
-            names[name] = _own_name(stored, having[0])
+            names[name] = _own_name(stored, (whole or having)[0])
     modules = {layer.module for layer in layers.values()}
     written = {n: _tensor_name(own, modules) for n, own in names.items()}
     layers = limited(recipe.rank if isinstance(recipe.rank, int) else None, layers)
     content = lora_config(
-        next(iter(inputs.adapters.values())).config.content,
+        _content(inputs),
         list(layers.values()),
         _biases(inputs, alignment, names.values()),
         _modules_to_save(inputs, alignment),
@@ -164,7 +165,7 @@ def _joint(
     others = [name for name in alignment.names if name not in weights]
     names = {n: _tensor_name(n, ranks) for n in others}
     content = lora_config(
-        space.adapters[0].config.content,
+        _content(inputs),
         layers,
         _biases(inputs, alignment, others),
         _modules_to_save(inputs, alignment),
@@ -173,7 +174,9 @@ def _joint(
     specs: dict[str, TensorSpec] = {}
     for layer in layers:
         specs |= layer.specs
-    specs |= {written: reference.spec(n) for n, written in names.items()}
+    asked = getattr(torch, recipe.dtype) if recipe.dtype else None
+    for n, written in names.items():
+        specs[written] = TensorSpec(asked or reference.spec(n).dtype, reference.spec(n).shape)
 
     def make(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
         tensors: dict[str, Tensor] = {written: state[n] for n, written in names.items()}
@@ -234,6 +237,14 @@ def _folding(
         return adapted(base, merged), {}
 
     return Finish(written, make)
+
+
+def _content(inputs: Inputs) -> dict[str, Any]:
+    """The first adapter's configuration, with what has to be known of all of them."""
+    configs = [adapter.config for adapter in inputs.adapters.values()]
+    # Only adapters of square weights need to say how these are stored.
+    are_transposed = any(config.has_transposed_weights for config in configs)
+    return {**configs[0].content, "fan_in_fan_out": are_transposed}
 
 
 def _dtype(recipe: Recipe, inputs: Inputs) -> torch.dtype:

@@ -7,13 +7,13 @@ Full models enter as they are. Adapters enter in one of three ways:
     joint     LoRA with `align: knots` or `rank: concatenate`: changes, in a space they share
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
-from matsmerge.adapters.adapter import PREFIX, Adapter, fit, is_head, read_adapter
+from matsmerge.adapters.adapter import PREFIX, Adapter, fit, read_adapter
 from matsmerge.adapters.base import open_base
 from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
@@ -68,13 +68,15 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
         return Inputs(view, opened, base)
     writes_adapter = _writes_adapter(recipe, adapters)
     heads = {n for a in adapters.values() for n in a.heads} if len(opened) > 1 else set()
-    brings_values = any(n not in heads for a in adapters.values() for n in a.values)
+    brings_values = any(adds_to_biases(a) or a.own_values.keys() - heads for a in adapters.values())
     notes = _check_bases(adapters, base)
     if heads:
         notes.append(f"kept apart as each adapter's own head: {', '.join(sorted(heads))}")
     if base is None and (view == "folded" or not writes_adapter or brings_values):
         base = open_base(next(iter(adapters.values())))
     inputs = Inputs(view, opened, base, base, adapters, writes_adapter, notes=tuple(notes))
+    if view != "folded" and base is not None:
+        _check_fit(adapters.values(), base)
     if view == "vectors":
         return _as_vectors(inputs, heads)
     return _joint(inputs, heads) if view == "joint" else _folded(inputs)
@@ -146,6 +148,23 @@ def _place(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
+def _check_fit(adapters: Iterable[Adapter], base: Checkpoint) -> None:
+    """Refuse a base that some adapter is not on, needed or not."""
+    problems: list[str] = []
+    for adapter in adapters:
+        try:
+            fit(adapter, base, names_in_base(adapter, base))
+        except CheckpointError as error:
+            problems += error.problems
+    if problems:
+        raise CheckpointError(problems)
+
+
+def adds_to_biases(adapter: Adapter) -> bool:
+    """Does it add to biases, besides changing weights?"""
+    return any("B.bias" in parts for parts in adapter.modules.values())
+
+
 def _folded(inputs: Inputs) -> Inputs:
     base = inputs.base
     assert base is not None
@@ -162,7 +181,9 @@ def _folded(inputs: Inputs) -> Inputs:
         if adapter is not None:
             fitted = models[name].fitted  # type: ignore[attr-defined]
             heads |= {
-                n: Stored(models[name], n) for n, own in fitted.parameters.items() if is_head(own)
+                n: Stored(models[name], n)
+                for n, own in fitted.parameters.items()
+                if own in adapter.heads
             }
     if problems:
         raise CheckpointError(problems)
@@ -182,17 +203,14 @@ def adapted(base: Checkpoint, adapter: Adapter) -> AdaptedCheckpoint:
 
 def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
     adapters = list(inputs.adapters.values())
-    vectors = {
-        t: a.checkpoint.specs[t] for a in adapters for p in a.modules.values() for t in p.values()
-    }
+    vectors = {t: spec for a in reversed(adapters) for t, spec in _vectors(a).items()}
     names = {n: PREFIX + n for a in adapters for n in a.values}
     values = list(_values(inputs, heads, names))
     models = {
         name: FilledCheckpoint(
             adapter.label,
-            {**vectors, **own.specs},
-            {t: Stored(adapter.checkpoint, t) for p in adapter.modules.values() for t in p.values()}
-            | dict(own.sources),
+            {**vectors, **_vectors(adapter), **own.specs},
+            {t: Stored(adapter.checkpoint, t) for t in _vectors(adapter)} | dict(own.sources),
             1.0,
             of=adapter.checkpoint,
         )
@@ -204,8 +222,24 @@ def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
     return _replaced(inputs, models, start, [names[n] for n in heads])
 
 
+def _vectors(adapter: Adapter) -> dict[str, TensorSpec]:
+    specs = adapter.checkpoint.specs
+    return {t: specs[t] for parts in adapter.modules.values() for t in parts.values()}
+
+
 def _joint(inputs: Inputs, heads: set[str]) -> Inputs:
     space = JointSpace(list(inputs.adapters.values()))
+    weights = {f"{module}.weight" for module in space.modules}
+    whole = [(a, n) for a in inputs.adapters.values() for n in a.own_values if n in weights]
+    if whole:
+        raise RecipeError(
+            [
+                f"{a.label}: brings '{n}' whole, which another adapter changes by LoRA; such "
+                "changes can be neither aligned nor concatenated. Leave out align, or choose a "
+                "number as rank"
+                for a, n in whole
+            ]
+        )
     names = {n: n for a in inputs.adapters.values() for n in a.values}
     values = list(_values(inputs, heads, names))
     models = {
@@ -250,27 +284,46 @@ class _Values:
 def _values(inputs: Inputs, heads: set[str], names: Mapping[str, str]) -> Iterator[_Values]:
     """What each adapter brings whole, and last the base; what one lacks is the base's."""
     base, adapters = inputs.pretrained, inputs.adapters
-    shared = {n: a for a in adapters.values() for n in a.values if n not in heads}
-    of_base: dict[str, Stored] = {}
-    for name, adapter in shared.items():
-        if base is not None:
-            in_base = {
-                own: n
-                for n, own in fit(adapter, base, names_in_base(adapter, base)).parameters.items()
-            }[name]
-            if in_base in base.specs:
-                of_base[name] = Stored(base, in_base)
-                continue
-        # Nobody else has it: the head of a single adapter, say.
-        of_base[name] = Stored(adapter.checkpoint, adapter.values[name])
-    for adapter in adapters.values():
-        own = {n: Stored(adapter.checkpoint, t) for n, t in adapter.values.items()}
-        sources = of_base | own
+    brought = {name: _brought(adapter, base) for name, adapter in adapters.items()}
+    shared: dict[str, Stored] = {}
+    for own in reversed(brought.values()):
+        shared |= {n: source for n, source in own.items() if n not in heads}
+    of_base = dict(shared)  # what nobody else has, such as the head of a single adapter
+    if base is not None:
+        for name, own in brought.items():
+            in_base = _names_of_values(adapters[name], base)
+            of_base |= {
+                n: Stored(base, in_base[n]) for n in own if n in shared and in_base[n] in base.specs
+            }
+    names = {**{n: n for n in shared}, **names}
+    for own in brought.values():
+        sources = {**of_base, **own}
         yield _Values(
             {names[n]: s.checkpoint.specs[s.name] for n, s in sources.items()},
             {names[n]: s for n, s in sources.items()},
         )
     yield _Values(
-        {names[n]: shared[n].checkpoint.specs[shared[n].values[n]] for n in of_base},
+        {names[n]: s.checkpoint.specs[s.name] for n, s in shared.items()},
         {names[n]: s for n, s in of_base.items()},
     )
+
+
+def _brought(adapter: Adapter, base: Checkpoint | None) -> dict[str, Stored]:
+    """Parameters with the values an adapter gives them; a bias it adds to is one of them."""
+    found = {n: Stored(adapter.checkpoint, t) for n, t in adapter.own_values.items()}
+    if base is not None and adds_to_biases(adapter):
+        folded = adapted(base, adapter)
+        for weight, module in folded.fitted.modules.items():
+            bias = f"{weight.removesuffix('weight')}bias"
+            if "B.bias" in adapter.modules[module]:
+                found[f"{module}.bias"] = Stored(folded, bias)
+    return found
+
+
+def _names_of_values(adapter: Adapter, base: Checkpoint) -> dict[str, str]:
+    """What the base calls parameters that an adapter brings, and biases it adds to."""
+    fitted = fit(adapter, base, names_in_base(adapter, base))
+    names = {own: n for n, own in fitted.parameters.items()}
+    for weight, module in fitted.modules.items():
+        names.setdefault(f"{module}.bias", f"{weight.removesuffix('weight')}bias")
+    return names

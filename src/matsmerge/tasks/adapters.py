@@ -14,7 +14,7 @@ from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
 from matsmerge.adapters.adapter import PREFIX, Adapter, names_in
 from matsmerge.checkpoints.alignment import matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
-from matsmerge.errors import DataError, MatsError
+from matsmerge.errors import DataError
 from matsmerge.tasks.architectures import kind_of_adapter, kind_of_model, model_class, skeleton
 from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.parameter_names import match_names
@@ -35,7 +35,7 @@ def names_in_base(adapter: Adapter, base: Checkpoint) -> dict[str, str] | None:
         return None
     try:
         model = _skeleton(adapter, base.folder)
-    except (MatsError, ImportError):
+    except Exception:  # a class and a configuration that do not belong together, say
         return None  # fitting the adapter will say what does not fit
     return match_names(model, base)
 

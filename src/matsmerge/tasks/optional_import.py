@@ -5,7 +5,6 @@ from typing import Any
 
 from matsmerge.errors import DataError
 
-
 _EXTRAS = {"optuna": "tune", "lm_eval": "lm-eval"}
 
 

@@ -10,7 +10,6 @@ from torch import nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.summary import kind_of
-from matsmerge.errors import MatsError
 from matsmerge.tasks.architectures import architecture_of, kind_of_model
 from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.parameter_names import match_names
@@ -38,7 +37,7 @@ def outline_of(checkpoint: Checkpoint) -> Outline:
     """Ask transformers for a model's modules, or guess."""
     try:
         model = None if checkpoint.folder is None else _empty_model(checkpoint.folder)
-    except (MatsError, ImportError):
+    except Exception:  # each model has its own way not to be made
         model = None
     if model is None:
         linear = [
