@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 NUM_TRAIN, NUM_VALIDATION, NUM_TEST = 1200, 200, 400
-MAX_CHARACTERS = 600  # far more than 48 tokens
+MAX_CHARACTERS = 600  # far more than 32 tokens
 
 Rows = list[tuple[str, str]]  # text and label
 
@@ -121,7 +121,7 @@ def write_task(folder: Path, name: str, rows: Rows) -> None:
         "task: sequence_classification\n"
         f"data: {name}.jsonl\n"
         f"labels: {json.dumps(labels)}\n"
-        "max_length: 48\n"
+        "max_length: 32\n"
         f"splits: {{train: {NUM_TRAIN}, validation: {NUM_VALIDATION}, test: {NUM_TEST}}}\n"
         "metrics: [accuracy]\n"
     )

@@ -25,6 +25,7 @@ def test_names() -> None:
         "StatisticsError",
         "__version__",
         "collect",
+        "evaluate",
         "merge",
         "merge_trajectory",
         "open_checkpoint",

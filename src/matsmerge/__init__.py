@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ResourceError,
         StatisticsError,
     )
+    from matsmerge.evaluation.comparing import evaluate
     from matsmerge.statistics.collecting import collect
     from matsmerge.statistics.statistics_file import open_statistics
 
@@ -34,6 +35,7 @@ __all__ = [
     "StatisticsError",
     "__version__",
     "collect",
+    "evaluate",
     "merge",
     "merge_trajectory",
     "open_checkpoint",
@@ -43,6 +45,7 @@ __all__ = [
 
 _HOMES = {
     "collect": "matsmerge.statistics.collecting",
+    "evaluate": "matsmerge.evaluation.comparing",
     "merge": "matsmerge.api",
     "merge_trajectory": "matsmerge.api",
     "open_checkpoint": "matsmerge.checkpoints.opening",

@@ -244,3 +244,29 @@ def test_values() -> None:
     space = SearchSpace({}, {"a": [1, 2], "b": ["x"], "iterations": [1, 2]})
     assert list(space.grid()) == [{"a": 1, "b": "x"}, {"a": 2, "b": "x"}]
     assert space.iterations == [1, 2]
+
+
+def test_intermediate_task_merging(setting: Path, mats: Run) -> None:
+    """Two models, one of which has the task that counts: the paper's way, and in closed form."""
+    code, _, error = mats(
+        "collect", setting / "one", setting / "two", "--task", setting / "one.yaml", "--split",
+        "train", "--statistics", "kfac", "--overwrite", "-q",
+    )  # fmt: skip
+    assert code == 0, error
+    closed = {"name": "mats", "objective": "kfac", "solver": "closed_form"}
+    for method, search in (("mats", "iterations=1,3"), (closed, "weight.two=0.1,0.5,1")):
+        out = setting / f"target-{search.partition('=')[0]}"
+        path = recipe(setting, method)
+        code, printed, error = mats(
+            "tune", path, "--task", setting / "one.yaml", "--search", search, "--out", out, "--json"
+        )
+        assert code == 0, error
+        result = json.loads(printed)
+        assert list(result["scores"]) == ["one"]
+        code, printed, error = mats(
+            "evaluate", out / "model", "--task", setting / "one.yaml", "--split", "validation",
+            "--json",
+        )  # fmt: skip
+        assert code == 0, error
+        (scores,) = json.loads(printed)["scores"].values()
+        assert scores["one"]["accuracy"]["value"] == pytest.approx(result["score"])

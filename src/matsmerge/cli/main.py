@@ -11,11 +11,15 @@ import typer
 
 from matsmerge.cli import (
     collect_command,
+    cost_command,
     display,
+    evaluate_command,
     extract_command,
     inspect_command,
     merge_command,
     stats_command,
+    train_command,
+    tune_command,
 )
 from matsmerge.errors import MatsError
 from matsmerge.version import __version__
@@ -34,9 +38,13 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("train")(train_command.train)
 app.command("collect")(collect_command.collect)
 app.command("merge")(merge_command.merge)
+app.command("evaluate")(evaluate_command.evaluate)
+app.command("tune")(tune_command.tune)
 app.command("extract-lora")(extract_command.extract_lora)
+app.command("cost")(cost_command.cost)
 app.command("inspect")(inspect_command.inspect)
 app.add_typer(stats_command.app, name="stats")
 
@@ -81,7 +89,8 @@ def run(arguments: list[str]) -> int:
     except MatsError as error:
         display.show_problems(error.problems)
     except (KeyboardInterrupt, typer.Abort):
-        display.show_problems(["interrupted; continue with --resume"])
+        resumable = arguments[:1] and arguments[0] in ("merge", "collect", "train", "tune")
+        display.show_problems(["interrupted" + ("; continue with --resume" if resumable else "")])
         return _INTERRUPTED
     except _CommandError as error:
         display.show_problems([error.format_message()])

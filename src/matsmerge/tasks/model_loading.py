@@ -42,6 +42,7 @@ from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.parameter_names import match_names
 from matsmerge.tasks.pretrained import choose_dtype, load_pretrained, quiet, read_config
 from matsmerge.tasks.task import Task, TaskOptions, has_any
+from matsmerge.tasks.text_heads import make_text_head
 
 
 @dataclass(frozen=True)
@@ -139,8 +140,12 @@ def _move(model: nn.Module, device: str) -> None:
 def _load_full(checkpoint: Checkpoint, request: _Request) -> LoadedModel:
     assert checkpoint.folder is not None
     config = read_config(checkpoint.folder)
-    if request.head is not None and is_plain_head(request.head):
-        return _load_with_plain_head(checkpoint, request.head, config, request)
+    head, prompts = request.head, request.options.class_prompts
+    if head is None and prompts:
+        dtype = choose_dtype(request.dtype, checkpoint)
+        head = make_text_head(checkpoint, config, request.options.labels, prompts, dtype)
+    if head is not None and is_plain_head(head):
+        return _load_with_plain_head(checkpoint, head, config, request)
     kind = choose_kind(checkpoint.label, request.task, kind_of_model(config), config)
     auto_class = model_class(checkpoint.label, kind, config)
     model, head_names, notes = _load_auto(auto_class, checkpoint, config, request, {})

@@ -26,6 +26,7 @@ class TaskOptions:
     labels: Sequence[str] | None = None  # names of the classes, in the order of their numbers
     length_normalize: bool = False  # multiple choice: mean instead of sum of log-probabilities
     need_targets: bool = True  # False: a column of labels is not looked at
+    class_prompts: tuple[str, ...] = ()  # images: texts with {label}, from which a head is made
 
 
 @dataclass(frozen=True)

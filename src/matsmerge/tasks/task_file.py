@@ -44,15 +44,31 @@ class TaskFile(BaseModel):
 
     def options(self, *, need_targets: bool = True) -> TaskOptions:
         """What of it concerns encoding."""
-        return TaskOptions(self.max_length, self.labels, self.length_normalize, need_targets)
+        prompts = tuple(w.text for w in self._wordings) if self._is_of_images else ()
+        return TaskOptions(
+            self.max_length, self.labels, self.length_normalize, need_targets, prompts
+        )
+
+    @property
+    def _is_of_images(self) -> bool:
+        return self.task == "image_classification"
+
+    @property
+    def _wordings(self) -> list[Wording]:
+        if self.template is None:
+            return []
+        given = self.template if isinstance(self.template, list) else [self.template]
+        return [Wording(text=w) if isinstance(w, str) else w for w in given]
 
     @property
     def wordings(self) -> Wordings | None:
-        """How examples are put into words, if not by their columns alone."""
-        if self.template is None:
+        """How examples are put into words, if not by their columns alone.
+
+        Of images, templates are about classes: the head is made of them.
+        """
+        wordings = self._wordings
+        if not wordings or self._is_of_images:
             return None
-        given = self.template if isinstance(self.template, list) else [self.template]
-        wordings = [Wording(text=w) if isinstance(w, str) else w for w in given]
         with_choices = [
             w if w.choices is not None else w.model_copy(update={"choices": self.choices})
             for w in wordings

@@ -1,0 +1,50 @@
+"""Results on disk: a folder that is complete or absent."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+from matsmerge.errors import OutputError
+from matsmerge.evaluation.results import Results
+
+RESULTS = "results.json"
+
+
+def check_folder(target: Path, *, overwrite: bool) -> None:
+    """Refuse an output that must not or cannot be written, before any work."""
+    if not target.name or target.is_symlink():
+        raise OutputError(f"{target}: is not the name of a folder to make; choose another --out")
+    if target.exists():
+        is_ours = target.is_dir() and ((target / RESULTS).is_file() or not any(target.iterdir()))
+        if not is_ours:
+            raise OutputError(f"{target}: exists and holds no results; choose another --out")
+        if not overwrite:
+            raise OutputError(f"{target}: exists already; replace it with --overwrite")
+    parent = next(p for p in target.absolute().parents if p.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise OutputError(f"{parent}: cannot be written to; choose another --out")
+
+
+def write_folder(results: Results, target: Path, *, overwrite: bool = False) -> None:
+    """Write results.json, results.md and predictions/MODEL/TASK.jsonl."""
+    check_folder(target, overwrite=overwrite)
+    staging = target.with_name(f".{target.name}.partial")
+    try:
+        if staging.exists():
+            shutil.rmtree(staging)
+        for model, by_task in results.outcomes.items():
+            folder = staging / "predictions" / model
+            folder.mkdir(parents=True)
+            for task, outcome in by_task.items():
+                with (folder / f"{task}.jsonl").open("w", encoding="utf-8") as file:
+                    file.writelines(f"{line}\n" for line in outcome.to_lines())
+        staging.mkdir(parents=True, exist_ok=True)
+        (staging / "results.md").write_text(results.to_markdown(), encoding="utf-8")
+        text = json.dumps(results.to_json(), indent=2, ensure_ascii=False)
+        (staging / RESULTS).write_text(text + "\n", encoding="utf-8")
+        if target.exists():
+            shutil.rmtree(target)
+        staging.rename(target)
+    except OSError as error:
+        raise OutputError(f"{target}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,1 @@
+"""Fine-tuning on tasks, and the baselines that are not merges."""

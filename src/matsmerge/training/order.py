@@ -1,0 +1,70 @@
+"""In which order examples are shown."""
+
+import random
+from collections.abc import Iterator, Sequence
+
+from torch.utils.data import Sampler
+
+_BATCHES_SORTED = 50  # batches' worth of examples among which those of similar length are sought
+
+
+class ExampleOrder(Sampler[int]):
+    """A random order that depends on the seed and the epoch alone.
+
+    `lengths` puts examples of similar length into one batch. With `groups` (a number for each
+    example) every group has as many examples in an epoch: some of a large one, all of a small
+    one several times over.
+    """
+
+    def __init__(
+        self,
+        num_examples: int,
+        seed: int,
+        *,
+        batch_size: int = 1,
+        lengths: Sequence[int] | None = None,
+        groups: Sequence[int] | None = None,
+    ) -> None:
+        self._num_examples = num_examples
+        self._seed = seed
+        self._batch_size = batch_size
+        self._lengths = lengths
+        self._members: dict[int, list[int]] = {}
+        for index, group in enumerate(groups or ()):
+            self._members.setdefault(group, []).append(index)
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return self._num_examples
+
+    def __iter__(self) -> Iterator[int]:
+        drawn = random.Random(f"{self._seed} {self._epoch}")
+        order = self._shares(drawn) if self._members else list(range(self._num_examples))
+        drawn.shuffle(order)
+        return iter(order if self._lengths is None else self._by_length(order, drawn))
+
+    def _shares(self, drawn: random.Random) -> list[int]:
+        """As many of each group, as far as that goes."""
+        order: list[int] = []
+        for i, members in enumerate(self._members.values()):
+            size, rest = divmod(self._num_examples, len(self._members))
+            size += i < rest
+            times, more = divmod(size, len(members))
+            order += members * times + drawn.sample(members, more)
+        return order
+
+    def _by_length(self, order: list[int], drawn: random.Random) -> list[int]:
+        assert self._lengths is not None
+        lengths, size = self._lengths, self._batch_size
+        batches = []
+        for start in range(0, len(order), size * _BATCHES_SORTED):
+            some = order[start : start + size * _BATCHES_SORTED]
+            some.sort(key=lambda index: -lengths[index])
+            batches += [some[i : i + size] for i in range(0, len(some), size)]
+        # Batches are cut from the order by their number, so that a smaller one has to be last.
+        whole = [batch for batch in batches if len(batch) == size]
+        drawn.shuffle(whole)
+        return [i for batch in (*whole, *(b for b in batches if len(b) < size)) for i in batch]
