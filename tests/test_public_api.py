@@ -30,6 +30,7 @@ def test_names() -> None:
         "merge_trajectory",
         "open_checkpoint",
         "open_statistics",
+        "train",
     ]
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matsmerge.evaluation.comparing import evaluate
     from matsmerge.statistics.collecting import collect
     from matsmerge.statistics.statistics_file import open_statistics
+    from matsmerge.training.training import train
 
 __all__ = [
     "AlignmentError",
@@ -40,6 +41,7 @@ __all__ = [
     "merge_trajectory",
     "open_checkpoint",
     "open_statistics",
+    "train",
 ]
 
 
@@ -50,6 +52,7 @@ _HOMES = {
     "merge_trajectory": "matsmerge.api",
     "open_checkpoint": "matsmerge.checkpoints.opening",
     "open_statistics": "matsmerge.statistics.statistics_file",
+    "train": "matsmerge.training.training",
 }
 
 

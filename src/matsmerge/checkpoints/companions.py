@@ -15,6 +15,8 @@ _EXCLUDED = (
     "*.index.json",
     "merge.json",
     "trainer_state.json",
+    "training.json",
+    "tuning.json",
     "*_results.json",
     "requirements*.txt",
     "LICENSE*",

@@ -53,7 +53,7 @@ def train(
         list[str] | None,
         typer.Option(
             metavar="PATTERN",
-            help="Parameters that stay as they are, e.g. '*embeddings*'. Repeatable.",
+            help="Parameters that stay as they are, e.g. 'bert.embeddings.*'. Repeatable.",
         ),
     ] = None,
     fresh_head: Annotated[
@@ -159,7 +159,9 @@ def train(
             rich_help_panel=_OPTIMIZER,
         ),
     ] = 1,
-    weight_decay: Annotated[float, typer.Option(rich_help_panel=_OPTIMIZER)] = 0.0,
+    weight_decay: Annotated[
+        float, typer.Option(help="Of AdamW.", rich_help_panel=_OPTIMIZER)
+    ] = 0.0,
     max_grad_norm: Annotated[
         float,
         typer.Option(

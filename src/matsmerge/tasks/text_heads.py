@@ -36,7 +36,7 @@ def make_text_head(
     if not hasattr(config, "text_config") or not hasattr(model_class, "get_text_features"):
         raise DataError(
             f"{label}: has no text encoder beside its image encoder, from which a template could "
-            "make a head; leave out the template, or give the head with --head FILE"
+            "make a head; leave out the template, or give the head with --head FILE / head:"
         )
     if not labels:
         raise DataError(f"{label}: a head made from a template needs the classes' names in labels:")
