@@ -166,6 +166,36 @@ def test_one_adapter_stays_what_it_is(
     assert saved == found
 
 
+@pytest.mark.parametrize("options", [{}, {"rank": "concatenate"}], ids=str)
+def test_embeddings_that_changed_before_training(
+    options: Any, bases: Bases, tmp_path: Path
+) -> None:
+    """Rows of new tokens, say: PEFT saves the embedding beside its LoRA because of them."""
+    model = load(bases("llama"))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[4:7] += 1
+    config = LoraConfig(target_modules=["embed_tokens", "q_proj"], r=2)
+    adapter = adapt(model, config, tmp_path / "adapter")
+    with pytest.raises(
+        matsmerge.CheckpointError, match=r"other values of model.embed_tokens.weight"
+    ):
+        matsmerge.merge([adapter], out=tmp_path / "out", **options)
+    out = matsmerge.merge([adapter], out=tmp_path / "out", output="dense")
+    assert_same_function(logits(load(out)), logits(put_on(bases("llama"), adapter)))
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
+def test_an_output_layer_that_is_no_longer_tied(bases: Bases, tmp_path: Path) -> None:
+    """Part of the adapter as other modules; a full model of this base has no place for it."""
+    base = bases("gpt2")
+    config = LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True, modules_to_save=["lm_head"])
+    adapter = adapt(base, config, tmp_path / "adapter")
+    with pytest.raises(matsmerge.MatsError, match="lm_head.weight"):
+        matsmerge.merge([adapter], output="dense")
+    out = matsmerge.merge([adapter], out=tmp_path / "out")
+    assert_same_function(logits(put_on(base, out)), logits(put_on(base, adapter)))
+
+
 @pytest.mark.parametrize(
     ("method", "parameters"),
     [

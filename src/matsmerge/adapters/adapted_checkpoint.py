@@ -14,6 +14,7 @@ from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import read_json
 from matsmerge.errors import CheckpointError
 
+_OUTPUTS = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight")
 _NORM_ELEMENTS = 1 << 22  # of rows whose norms are computed at once
 
 
@@ -42,7 +43,6 @@ class AdaptedCheckpoint(Checkpoint):
         self.specs = specs
         self.aliases = base.aliases
         self._recent = _Recent()
-        _check_ties(self)
 
     @property
     def origin(self) -> Checkpoint:
@@ -170,18 +170,41 @@ class _Recent(threading.local):
     tensors: _Tensors | None = None
 
 
-def _check_ties(adapted: AdaptedCheckpoint) -> None:
+def check_ties(adapted: AdaptedCheckpoint) -> None:
     """Refuse a change of one of two weights that a full model has as one."""
     base, fitted = adapted.base, adapted.fitted
-    tied = {*base.aliases.values(), *_tied_by_config(base)}
-    for name in adapted.changed:
-        change = fitted.changes.get(name)
-        if name in tied and (change is None or change.low_rank is not None):
-            raise CheckpointError(
-                f"{adapted.label}: changes '{name}', which {base.label} also uses as its output "
-                "layer (tied weights). No full model can have both; merge adapters that leave it "
-                "alone"
-            )
+    by_config = _tied_by_config(base)
+    tied = {*base.aliases.values(), *by_config}
+    apart = [
+        name
+        for name in adapted.changed & tied
+        if name not in fitted.changes or fitted.changes[name].low_rank is not None
+    ]
+    if by_config:
+        apart += [n for n in fitted.values if n not in base.specs and n.endswith(_OUTPUTS)]
+    if apart:
+        raise CheckpointError(
+            [
+                f"{adapted.label}: changes '{name}', and {base.label} has its embedding and its "
+                "output layer as one (tied weights). No full model can have both; merge adapters "
+                "that leave them alone, or write an adapter"
+                for name in sorted(apart)
+            ]
+        )
+
+
+def weights_of_another_base(adapted: AdaptedCheckpoint) -> list[str]:
+    """Weights it changes that it also saved as its base had them, where ours has others.
+
+    Embeddings with new tokens, say.
+    """
+    found = []
+    for name in adapted.fitted.values.keys() & adapted.fitted.changes.keys():
+        tensor = adapted.adapter.checkpoint[adapted.fitted.values[name]]
+        base = adapted.base[name]
+        if tensor.shape != base.shape or not torch.equal(tensor, base.to(tensor.dtype)):
+            found.append(name)
+    return sorted(found)
 
 
 def _tied_by_config(base: Checkpoint) -> list[str]:

@@ -25,10 +25,12 @@ _NOT_SUPPORTED = (
     "kasa_config",
     "layer_replication",
     "megatron_config",
+    "monteclora_config",
     "target_parameters",
     "trainable_token_indices",
     "use_bdlora",
     "use_qalora",
+    "velora_config",
 )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
+from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint, check_ties
 from matsmerge.adapters.adapter import PREFIX, make_adapter
 from matsmerge.adapters.adapter_config import AdapterConfig
 from matsmerge.adapters.adapter_writing import ia3_config, lora_config
@@ -226,6 +226,7 @@ def _folding(
     assert base is not None
     # Names and shapes are the same whatever the values will be.
     outline = adapted(base, make_adapter(FilledCheckpoint("merged", specs, {}, 1.0), config))
+    check_ties(outline)
     dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
     written = {
         name: TensorSpec(dtype or spec.dtype, spec.shape) if spec.dtype.is_floating_point else spec

@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
+from matsmerge.adapters.adapted_checkpoint import (
+    AdaptedCheckpoint,
+    check_ties,
+    weights_of_another_base,
+)
 from matsmerge.adapters.adapter import PREFIX, Adapter, fit, read_adapter
 from matsmerge.adapters.base import open_base
 from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
@@ -68,7 +72,7 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
         return Inputs(view, opened, base)
     writes_adapter = _writes_adapter(recipe, adapters)
     heads = {n for a in adapters.values() for n in a.heads} if len(opened) > 1 else set()
-    brings_values = any(adds_to_biases(a) or a.own_values.keys() - heads for a in adapters.values())
+    brings_values = any(adds_to_biases(a) or a.values.keys() - heads for a in adapters.values())
     notes = _check_bases(adapters, base)
     if heads:
         notes.append(f"kept apart as each adapter's own head: {', '.join(sorted(heads))}")
@@ -148,12 +152,23 @@ def _place(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
+def _refuse_other_weights(folded: AdaptedCheckpoint) -> None:
+    """Refuse to write an adapter whose base is not the one that it was trained on."""
+    names = weights_of_another_base(folded)
+    if names:
+        raise CheckpointError(
+            f"{folded.label}: was trained with other values of {', '.join(names)} than "
+            f"{folded.base.label} has (new tokens?), which no LoRA can say; write a full model "
+            "(--output dense, without align)"
+        )
+
+
 def _check_fit(adapters: Iterable[Adapter], base: Checkpoint) -> None:
     """Refuse a base that some adapter is not on, needed or not."""
     problems: list[str] = []
     for adapter in adapters:
         try:
-            fit(adapter, base, names_in_base(adapter, base))
+            _refuse_other_weights(adapted(base, adapter))
         except CheckpointError as error:
             problems += error.problems
     if problems:
@@ -173,18 +188,24 @@ def _folded(inputs: Inputs) -> Inputs:
     problems: list[str] = []
     for name, checkpoint in inputs.models.items():
         adapter = inputs.adapters.get(name)
+        if adapter is None:
+            models[name] = checkpoint
+            continue
         try:
-            models[name] = checkpoint if adapter is None else adapted(base, adapter)
-        except CheckpointError as error:
+            folded = models[name] = adapted(base, adapter)
+            if inputs.writes_adapter:
+                _refuse_other_weights(folded)
+            else:
+                check_ties(folded)
+        except (CheckpointError, RecipeError) as error:
             problems += error.problems
             continue
-        if adapter is not None:
-            fitted = models[name].fitted  # type: ignore[attr-defined]
-            heads |= {
-                n: Stored(models[name], n)
-                for n, own in fitted.parameters.items()
-                if own in adapter.heads
-            }
+        is_alone = len(inputs.models) == 1
+        heads |= {
+            n: Stored(folded, n)
+            for n, own in folded.fitted.parameters.items()
+            if own in adapter.heads or (is_alone and n not in base.specs)
+        }
     if problems:
         raise CheckpointError(problems)
     start = base

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
+from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint, check_ties
 from matsmerge.adapters.adapter import PREFIX, Adapter, names_in
 from matsmerge.checkpoints.alignment import matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
@@ -102,6 +102,7 @@ def fold_into(
     the model's parameters in it.
     """
     adapted = AdaptedCheckpoint(base, adapter, match_names(model, base))
+    check_ties(adapted)
     names = match_names(model, adapted)
     lacking = adapted.changed - set(names.values())
     problems = [f"{adapter.label}: {type(model).__name__} has no place for '{n}'" for n in lacking]
