@@ -85,7 +85,9 @@ def test_loras_get_statistics_of_what_any_of_them_changes(
         kinds = [name.split(".")[-2] for name in found.parameters("fisher") if "layer" in name]
         assert sorted(set(kinds)) == ["key", "query", "value"]
         for name in found.arrays.specs:
-            torch.testing.assert_close(found.arrays[name], expected.arrays[name])
+            torch.testing.assert_close(
+                found.arrays[name], expected.arrays[name], rtol=1e-4, atol=1e-4
+            )
     code, _, error = mats(
         "merge", "--method", "mats_kfac", "--model", adapters[0], "--model", adapters[1], "-q",
         "--out", tmp_path / "merged",

@@ -556,7 +556,7 @@ def recipe_of(members: Family, **changes: Any) -> dict[str, Any]:
         ({"data": {"path": "{}/d1.jsonl", "columns": {"text": "txt"}}}, "no column 'txt'"),
         ({"data": {"path": "{}/d1.jsonl", "task": "seq2seq"}}, "cannot do seq2seq"),
         ({"data": {"path": "{}/d1.jsonl", "held_out": 0.2}}, "held_out is for solvers with stop"),
-        ({"data": {"path": "{}/empty.yaml"}}, "empty.yaml: names no data"),
+        ({"data": {"path": "{}/empty.yaml"}}, "empty: names no data"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_data(

@@ -7,8 +7,8 @@ Full models enter as they are. Adapters enter in one of three ways:
     joint     LoRA with `align: knots` or `rank: concatenate`: changes, in a space they share
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -214,7 +214,7 @@ def _folded(inputs: Inputs) -> Inputs:
         specs = {**base.specs, **{n: s.checkpoint.specs[n] for n, s in heads.items()}}
         sources = {n: Stored(base, n) for n in base.specs} | heads
         start, heads = FilledCheckpoint(base.label, specs, sources, 0.0, of=base), {}
-    return _replaced(inputs, models, start, heads)
+    return replace(inputs, models=models, base=start, heads=tuple(heads))
 
 
 def adapted(base: Checkpoint, adapter: Adapter) -> AdaptedCheckpoint:
@@ -240,7 +240,7 @@ def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
     start = FilledCheckpoint(
         "the all-ones start", {**vectors, **values[-1].specs}, values[-1].sources, 1.0
     )
-    return _replaced(inputs, models, start, [names[n] for n in heads])
+    return replace(inputs, models=models, base=start, heads=tuple(names[n] for n in heads))
 
 
 def _vectors(adapter: Adapter) -> dict[str, TensorSpec]:
@@ -271,27 +271,7 @@ def _joint(inputs: Inputs, heads: set[str]) -> Inputs:
     start = FilledCheckpoint(
         "no change", {**coordinates, **values[-1].specs}, values[-1].sources, 0.0
     )
-    return _replaced(inputs, models, start, sorted(heads), space)
-
-
-def _replaced(
-    inputs: Inputs,
-    models: Mapping[str, Checkpoint],
-    base: Checkpoint,
-    heads: Sequence[str] | Mapping[str, Stored],
-    space: JointSpace | None = None,
-) -> Inputs:
-    return Inputs(
-        inputs.view,
-        models,
-        base,
-        inputs.pretrained,
-        inputs.adapters,
-        inputs.writes_adapter,
-        space,
-        tuple(heads),
-        inputs.notes,
-    )
+    return replace(inputs, models=models, base=start, heads=tuple(sorted(heads)), space=space)
 
 
 @dataclass(frozen=True)
