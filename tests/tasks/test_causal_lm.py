@@ -109,3 +109,12 @@ def test_beginnings_and_ends(tmp_path: Path) -> None:
         task.encode({"input": "a", "target": ""}, 0)
     with pytest.raises(DataError, match="'text': expected at least two tokens, found 1"):
         task.encode({"text": "a"}, 0)
+
+
+def test_a_template_with_a_target(tmp_path: Path) -> None:
+    """As the columns `input` and `target`: only the target is predicted."""
+    task = load(tmp_path / "m").task
+    plain = write_rows(tmp_path / "plain.jsonl", [{"input": "a b c", "target": "d"}])
+    other = write_rows(tmp_path / "other.jsonl", [{"q": "a b c", "a": "d"}])
+    wordings = Wordings([Wording(text="{q}", target="{a}")])
+    assert encode_all(task, other, wordings=wordings) == encode_all(task, plain)

@@ -11,6 +11,7 @@ import yaml
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification
 
+from matsmerge.errors import RecipeError
 from matsmerge.tuning.search_space import Range, SearchSpace, parse_values
 
 Run = Callable[..., tuple[int, str, str]]
@@ -125,7 +126,7 @@ def test_iterations_come_from_one_run(
         "--json",
     )  # fmt: skip
     assert code == 0, error
-    assert len(merges) == 2  # all iterations at once, and the chosen model
+    assert len(merges) == 1  # all iterations at once; the model is the one that was scored
     result = json.loads(out)
     assert result["num_trials"] == 3
     assert evaluated(mats, setting / "tuned" / "model", setting) == pytest.approx(result["scores"])
@@ -153,7 +154,7 @@ def test_an_interrupted_search_goes_on(setting: Path, mats: Run) -> None:
     assert mats(*arguments, "scale=0:1:0.5", "-q")[0] == 0
     finished = json.loads((setting / "tuned" / "tuning.json").read_text())
     # What a run that died after its first trial leaves behind.
-    partial = setting / ".tuned.partial"
+    partial = setting / ".tuned.tuning"
     (setting / "tuned").rename(partial)
     lines = (partial / "trials.jsonl").read_text().splitlines(keepends=True)
     changed = json.loads(lines[1])
@@ -175,7 +176,7 @@ def test_another_search_is_not_continued(setting: Path, mats: Run) -> None:
     path = recipe(setting, "task_arithmetic")
     arguments = ["tune", path, *tasks(setting), "--out", setting / "tuned", "-q", "--search"]
     assert mats(*arguments, "scale=0,1")[0] == 0
-    (setting / "tuned").rename(setting / ".tuned.partial")
+    (setting / "tuned").rename(setting / ".tuned.tuning")
     code, _, error = mats(*arguments, "scale=0,0.5", "--resume")
     assert code == 1
     assert "the interrupted search had another recipe" in " ".join(error.split())
@@ -235,8 +236,83 @@ def test_statistics_and_validation_do_not_overlap(setting: Path, mats: Run) -> N
     assert mats(*arguments, "--out", setting / "tuned", "--allow-overlap")[0] == 0
 
 
+def test_overrides_and_stages_stop_where_they_were_scored(setting: Path, mats: Run) -> None:
+    stage = {"objective": "gram", "solver": {"name": "cg", "iterations": 3}}
+    method = {"name": "mats", "init": "average", "stages": [stage]}
+    override = {"match": "*layer.0*", "method": {"name": "mats", "init": "average"}}
+    path = recipe(setting, method, overrides=[override])
+    code, out, error = mats(
+        "tune", path, *tasks(setting), "--search", "iterations=1,4", "--out", setting / "tuned",
+        "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    result = json.loads(out)
+    assert evaluated(mats, setting / "tuned" / "model", setting) == result["scores"]
+    # The recipe that is written gives the same model.
+    merged = setting / "again"
+    code, _, error = mats("merge", setting / "tuned" / "recipe.yaml", "--out", merged, "-q")
+    assert code == 0, error
+    assert evaluated(mats, merged, setting) == result["scores"]
+
+
+def test_merges_that_fail_do_not_end_the_search(setting: Path, mats: Run) -> None:
+    path = recipe(setting, "task_arithmetic")
+    code, out, error = mats(
+        "tune", path, *tasks(setting), "--search", "scale=0.1,1e39,0.5", "--out",
+        setting / "tuned", "--json",
+    )  # fmt: skip
+    assert code == 0, error
+    trials = json.loads((setting / "tuned" / "tuning.json").read_text())["trials"]
+    assert [("failure" in t) for t in trials] == [False, True, False]
+    assert trials[1]["score"] is None
+    assert json.loads(out)["choice"]["scale"] in (0.1, 0.5)
+
+
+def test_tuning_by_loss(setting: Path, mats: Run) -> None:
+    for name in ("one", "two"):
+        with (setting / f"{name}.yaml").open("a") as file:
+            file.write("metrics: [loss]\n")
+    path = recipe(setting, "task_arithmetic")
+    arguments = ["tune", path, *tasks(setting), "--search", "scale=0,0.5,1"]
+    code, out, error = mats(*arguments, "--out", setting / "tuned", "--json")
+    assert code == 0, error
+    trials = json.loads((setting / "tuned" / "tuning.json").read_text())["trials"]
+    assert json.loads(out)["score"] == min(trial["score"] for trial in trials) > 0
+    (setting / "one.yaml").write_text((setting / "one.yaml").read_text().replace("loss", "f1"))
+    code, _, error = mats(*arguments, "--out", setting / "mixed")
+    assert code == 1
+    assert "have no mean to tune by" in error
+
+
+def test_what_appeared_meanwhile_is_not_deleted(
+    setting: Path, mats: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matsmerge.tuning import tuning
+
+    plain = tuning._write
+
+    def late(*arguments: Any) -> None:
+        plain(*arguments)
+        (setting / "tuned").mkdir()
+        (setting / "tuned" / "precious").touch()
+
+    monkeypatch.setattr(tuning, "_write", late)
+    path = recipe(setting, "task_arithmetic")
+    code, _, error = mats(
+        "tune", path, *tasks(setting), "--search", "scale=0,1", "--out", setting / "tuned", "-q"
+    )
+    assert code == 1
+    assert "exists and is not a merge of ours" in " ".join(error.split())
+    assert (setting / "tuned" / "precious").exists()
+
+
 def test_values() -> None:
     assert parse_values("x", "0:1:0.25") == [0, 0.25, 0.5, 0.75, 1]
+    assert parse_values("x", "10:100:60") == [10, 70]
+    assert parse_values("x", "1e-3,-2") == [0.001, -2]
+    for text in ("1,", "0:inf:1", "0:nan:1", "[1", "1:2:3:4"):
+        with pytest.raises(RecipeError, match="search: x"):
+            parse_values("x", text)
     assert parse_values("x", "10:30:10") == [10, 20, 30]
     assert parse_values("x", "0:1") == Range(0, 1)
     assert parse_values("x", "a,0.5,3") == ["a", 0.5, 3]

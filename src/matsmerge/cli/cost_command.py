@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def cost(
     recipe: Annotated[
         Path | None,
-        typer.Argument(help="A recipe file: its models, statistics and method.", metavar="RECIPE"),
+        typer.Argument(help="A recipe file: its models and method.", metavar="RECIPE"),
     ] = None,
     model: Annotated[
         str | None,
@@ -31,11 +31,11 @@ def cost(
         int, typer.Option(min=1, help="Examples of each model's statistics.")
     ] = 1000,
     tokens_per_example: Annotated[
-        float, typer.Option(help="Tokens of an example; the paper's tasks have 138.5.")
+        float, typer.Option(min=0, help="Tokens of an example; the paper's tasks have 138.5.")
     ] = 138.5,
     iterations: Annotated[int, typer.Option(min=1, help="Of conjugate gradients.")] = 100,
     training_batches: Annotated[
-        int, typer.Option(help="Batches of 1,024 for multitask training, to compare with.")
+        int, typer.Option(min=0, help="Batches of 1,024 for multitask training, to compare with.")
     ] = 2000,
     measure: Annotated[
         bool,

@@ -171,13 +171,9 @@ def trial_bar(*, quiet: bool) -> Iterator[Callable[..., None]]:
     )
     with bars:
         task = bars.add_task("tuning", total=None)
-        highest = float("-inf")
 
         def told(trial: Any, number: int, total: int) -> None:
-            nonlocal highest
-            highest = max(highest, trial.score)
-            bars.update(
-                task, completed=number, total=total, description=f"tuning, best {100 * highest:.1f}"
-            )
+            last = "failed" if trial.failure else f"{trial.score:.4g}"
+            bars.update(task, completed=number, total=total, description=f"tuning, last {last}")
 
         yield told

@@ -10,7 +10,9 @@ from matsmerge.cli import display
 from matsmerge.errors import RecipeError
 
 if TYPE_CHECKING:
-    from matsmerge.tuning.trials import Trial
+    from collections.abc import Callable
+
+    from matsmerge.tuning.tuning import Tuned
 
 _SEARCH = "What to try"
 _RUNNING = "Running"
@@ -139,7 +141,7 @@ def tune(
             )
         )
     elif not quiet:
-        _show(list(found.trials), found.best)
+        _show(found)
         display.stdout.print(
             f"the recipe, the model and all trials are in {found.folder}", markup=False
         )
@@ -157,19 +159,27 @@ def _parse_search(given: list[str]) -> dict[str, str]:
     return values
 
 
-def _show(trials: "list[Trial]", best: "Trial") -> None:
+def _show(found: "Tuned") -> None:
     from matsmerge.tuning.search_space import describe
 
-    order = sorted(trials, key=lambda trial: -trial.score)
-    tasks = list(best.scores)
+    best, tasks = found.best, list(found.best.scores)
+    scored = [trial for trial in found.trials if trial.scores]
+    order = sorted(scored, key=lambda trial: abs(trial.score - best.score))
+    shown: Callable[[float], str] = lambda v: (  # noqa: E731
+        f"{100 * v:.1f}" if found.in_percent else f"{v:.4f}"
+    )
     rows: list[Any] = [
         (
             ("* " if trial is best else "  ") + describe(trial.choice),
-            *(f"{100 * trial.scores[task]:.1f}" for task in tasks),
-            f"{100 * trial.score:.1f}",
+            *(shown(trial.scores[task]) for task in tasks),
+            shown(trial.score),
         )
         for trial in order[:_MAX_SHOWN]
     ]
-    display.show_table(("tried", *tasks, "mean"), rows)
+    titles = [f"{task}, {found.metrics[task]}" for task in tasks]
+    display.show_table(("tried", *titles, "mean"), rows)
     if len(order) > _MAX_SHOWN:
         display.stdout.print(f"and {len(order) - _MAX_SHOWN} more in tuning.json", markup=False)
+    display.show_notes(
+        [f"{describe(t.choice)}: {t.failure}" for t in found.trials if t.failure is not None]
+    )

@@ -16,7 +16,7 @@ def check_folder(target: Path, *, overwrite: bool) -> None:
     if not target.name or target.is_symlink():
         raise OutputError(f"{target}: is not the name of a folder to make; choose another --out")
     if target.exists():
-        is_ours = target.is_dir() and ((target / RESULTS).is_file() or not any(target.iterdir()))
+        is_ours = target.is_dir() and (_holds_results(target) or not any(target.iterdir()))
         if not is_ours:
             raise OutputError(f"{target}: exists and holds no results; choose another --out")
         if not overwrite:
@@ -26,10 +26,18 @@ def check_folder(target: Path, *, overwrite: bool) -> None:
         raise OutputError(f"{parent}: cannot be written to; choose another --out")
 
 
+def _holds_results(folder: Path) -> bool:
+    try:
+        content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and {"scores", "versions"} <= content.keys()
+
+
 def write_folder(results: Results, target: Path, *, overwrite: bool = False) -> None:
     """Write results.json, results.md and predictions/MODEL/TASK.jsonl."""
     check_folder(target, overwrite=overwrite)
-    staging = target.with_name(f".{target.name}.partial")
+    staging = target.with_name(f".{target.name}.results")
     try:
         if staging.exists():
             shutil.rmtree(staging)

@@ -3,7 +3,7 @@
 Statistics of (IA)^3 are about its vectors, those of LoRA about the weights it changes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,12 @@ def take_off(adapted: nn.Module) -> None:
 
 
 def fold_into(
-    model: nn.Module, adapter: Adapter, base: Checkpoint, also: Sequence[str]
+    model: nn.Module, adapter: Adapter, base: Checkpoint, also: Sequence[str], head: Set[str]
 ) -> tuple[AdaptedCheckpoint, dict[str, str]]:
     """Give a base's model the weights it has with a LoRA; only those take gradients.
 
-    `also` are patterns of other parameters that do. Returns the full model as a checkpoint, and
-    the model's parameters in it.
+    `also` are patterns of other parameters that do; those of a `head` that was given stay as they
+    are. Returns the full model as a checkpoint, and the model's parameters in it.
     """
     adapted = AdaptedCheckpoint(base, adapter, match_names(model, base))
     check_ties(adapted)
@@ -110,7 +110,7 @@ def fold_into(
         raise DataError(shorten(sorted(problems)))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            is_changed = names.get(name) in adapted.changed
+            is_changed = names.get(name) in adapted.changed and name not in head
             if is_changed and parameter.is_meta:
                 raise DataError(
                     f"{adapter.label}: '{name}' is kept out of memory by the device map, and a "
@@ -151,7 +151,7 @@ def match_adapter_names(
     problems += [
         f"{checkpoint.label}: '{stored}' has no place in the base with this adapter"
         for stored in checkpoint.specs
-        if stored not in known
+        if stored not in known and stored.removeprefix(PREFIX) not in head_names
     ]
     if problems:
         raise DataError(shorten(problems))

@@ -37,6 +37,13 @@ class Labels:
                 f"expected {num_classes} different names of classes, as the model has outputs, "
                 f"found {len(names)}: {', '.join(names)}"
             )
+        own = {str(k): int(v) for k, v in (config.label2id or {}).items()}
+        if own.keys() == set(names) and any(own[name] != n for n, name in enumerate(names)):
+            order = ", ".join(sorted(own, key=lambda name: own[name]))
+            raise DataError(
+                f"labels: the model has the same classes in another order, {order}; give them in "
+                "that order, or leave them out"
+            )
         return cls(num_classes, {name: number for number, name in enumerate(names)})
 
     def number(self, value: object) -> int:

@@ -201,8 +201,16 @@ def _load_auto(
     if head is not None:
         load_head(model, head, head_names)
         notes = notes + rounding_notes(head, dtype)
+        _forget_names(model)
     _forget_cache(model)
     return model, head_names, notes
+
+
+def _forget_names(model: nn.Module) -> None:
+    """Forget what classes are called: with a head from elsewhere, they are other classes."""
+    config: Any = model.config
+    config.id2label = {number: f"LABEL_{number}" for number in range(config.num_labels)}
+    config.label2id = {name: number for number, name in config.id2label.items()}
 
 
 def _load_with_plain_head(
@@ -238,7 +246,7 @@ def _load_adapter(adapter: Adapter, request: _Request) -> LoadedModel:
     )
     task = _make_task(kind, model, [checkpoint.folder, base.folder], request)
     if adapter.config.kind == "lora":
-        adapted, names = fold_into(model, adapter, base, request.also)
+        adapted, names = fold_into(model, adapter, base, request.also, set(head_names))
         request.kept.undo_with(partial(unfold, model, adapted, names))
         names = {name: stored for name, stored in names.items() if name not in head_names}
         return LoadedModel(model, task, adapted, names, head_names, base, notes)

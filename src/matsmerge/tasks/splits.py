@@ -25,6 +25,8 @@ def _read(task: TaskFile, split: str | None) -> Data:
     if source is None:
         raise DataError(f"{name}: names no data; add a line data: FILE")
     if isinstance(source, Mapping):
+        if task.splits is not None:
+            raise DataError(f"{name}: has a source for each split, and splits: too; leave out one")
         if split is None:
             raise DataError(f"{name}: has data for {', '.join(source)}; say which split to use")
         if split not in source:

@@ -151,11 +151,12 @@ def _choose_columns(
     prompt = None
     if wordings is not None:
         problems += wordings.problems(data.name, data.columns)
+        found |= wordings.answers_filled
         prompt = task.prompt_column(found)
         if prompt is None:
             problems.append(f"the task {task.kind} has no text that a template could make")
         else:
-            found |= wordings.columns_filled(prompt)
+            found.add(prompt)
     mapped = {name for name in columns if name in names}
     for name in dict.fromkeys([*task.missing_columns(found), *sorted(mapped - found)]):
         source = sources[name]

@@ -42,13 +42,14 @@ class Wordings:
             )
         }
 
-    def columns_filled(self, prompt: str) -> set[str]:
-        """The task's columns that every wording fills; `prompt` is where its text goes."""
-        filled = {prompt}
-        for column in ("choices", "target"):
-            if all(getattr(wording, column) is not None for wording in self._wordings):
-                filled.add(column)
-        return filled
+    @property
+    def answers_filled(self) -> set[str]:
+        """The task's columns beside the text that every wording fills."""
+        return {
+            column
+            for column in ("choices", "target")
+            if all(getattr(wording, column) is not None for wording in self._wordings)
+        }
 
     def problems(self, name: str, columns: Sequence[str]) -> list[str]:
         """Columns that the data with this name does not have."""

@@ -22,6 +22,7 @@ class ValidationTask:
     name: str
     described: TaskFile
     data: Data
+    metric: str
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,16 @@ class Scorer:
     batch_size: int
     kept: KeptBase
 
+    @property
+    def lower_is_better(self) -> bool:
+        return not METRICS[self.tasks[0].metric].higher_is_better
+
+    @property
+    def in_percent(self) -> bool:
+        return METRICS[self.tasks[0].metric].in_percent
+
     def score(self, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
-        """The first metric of each task, so that higher is better, and its standard error."""
+        """The first metric of each task, and its standard error."""
         scores: dict[str, float] = {}
         errors: dict[str, float] = {}
         for task in self.tasks:
@@ -54,10 +63,8 @@ class Scorer:
                 batch_size=self.batch_size,
                 num_examples=self.num_examples,
             )
-            metric = choose_metrics(described, loaded.task.kind)[0]
-            found = outcome.scores([metric])[metric]
-            sign = 1.0 if METRICS[metric].higher_is_better else -1.0
-            scores[task.name], errors[task.name] = sign * found.value, found.error
+            found = outcome.scores([task.metric])[task.metric]
+            scores[task.name], errors[task.name] = found.value, found.error
         return scores, errors
 
 
@@ -65,23 +72,26 @@ def read_validation_tasks(
     paths: Sequence[str | Path | TaskFile], split: str
 ) -> list[ValidationTask]:
     """The tasks and their data; the test split is never looked at."""
-    if split == "test":
-        raise DataError(
-            "tuning never looks at the test split: what is chosen by it cannot be scored by it any "
-            "more; use a validation split"
-        )
     tasks = []
     problems: list[str] = []
     for path in paths:
         try:
             described = path if isinstance(path, TaskFile) else read_task_file(path)
-            tasks.append(
-                ValidationTask(str(described.name), described, read_split(described, split))
-            )
+            if "test" in (split, (described.splits or {}).get(split)):
+                raise DataError(
+                    "tuning never looks at the test split: what is chosen by it cannot be scored "
+                    "by it any more; use a validation split"
+                )
+            metric = choose_metrics(described)[0]
+            data = read_split(described, split)
+            tasks.append(ValidationTask(str(described.name), described, data, metric))
         except DataError as error:
-            problems += error.problems
+            problems += [p for p in error.problems if p not in problems]
     names = [task.name for task in tasks]
     problems += [f"two tasks are named '{n}'" for n in sorted(set(names)) if names.count(n) > 1]
+    if len({METRICS[task.metric].in_percent for task in tasks}) > 1:
+        metrics = ", ".join(f"{task.name} {task.metric}" for task in tasks)
+        problems.append(f"shares and losses have no mean to tune by: {metrics}")
     if problems:
         raise DataError(problems)
     return tasks
@@ -94,7 +104,7 @@ def overlaps(statistics: Statistics, label: str, tasks: Sequence[ValidationTask]
         for task in tasks:
             rows = task.data.rows[: statistics.header.num_examples]
             is_same = origin.fingerprint == fingerprint_rows(rows, task.data.folder)
-            if is_same or (origin.split is not None and origin.split == task.data.split):
+            if is_same or origin.split in ("test", task.data.split):
                 problems.append(
                     f"{label}: collected from {origin.name}, split '{origin.split}', and "
                     f"'{task.name}' is tuned on '{task.data.split}'; collect from another split, "

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import yaml
 
 from matsmerge.errors import RecipeError
+from matsmerge.methods.mats import Mats
+from matsmerge.methods.method import Method
 from matsmerge.recipes.recipe import Recipe, make_recipe
 
 ITERATIONS = "iterations"
@@ -41,11 +44,13 @@ def parse_values(key: str, given: Any) -> Values:
         numbers = [float(part) for part in parts]
     except ValueError:
         numbers = []
+    if len(parts) > 1 and (len(numbers) not in (2, 3) or not all(map(math.isfinite, numbers))):
+        raise RecipeError(f"search: {key}: '{text}' is not low:high:step or low:high")
     if len(numbers) == 2 and numbers[0] < numbers[1]:
         return Range(*numbers)
     if len(numbers) == 3:
         low, high, step = numbers
-        num = round((high - low) / step) if step > 0 else -1
+        num = math.floor((high - low) / step + 1e-9) if step > 0 else -1
         if not 0 <= num < _MAX_VALUES:
             raise RecipeError(f"search: {key}: '{text}' is not low:high:step")
         # Multiples of the step, not sums of it: 0.1 + 0.2 is not 0.3.
@@ -53,8 +58,23 @@ def parse_values(key: str, given: Any) -> Values:
         are_whole = all("." not in part and "e" not in part.lower() for part in parts)
         return [int(v) for v in values] if are_whole else values
     if len(parts) > 1:
-        raise RecipeError(f"search: {key}: '{text}' is not low:high:step or low:high")
-    return [yaml.safe_load(part) for part in text.split(",")]
+        raise RecipeError(f"search: {key}: '{text}': the first number must be the smaller one")
+    return list(dict.fromkeys(_value(key, part.strip()) for part in text.split(",")))
+
+
+def _value(key: str, text: str) -> Any:
+    """A number, or a word."""
+    if not text:
+        raise RecipeError(f"search: {key}: a value is missing between commas")
+    try:
+        return int(text) if text.lstrip("+-").isdecimal() else float(text)
+    except ValueError:
+        pass
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"search: {key}: '{text}' cannot be read") from error
+    return value if isinstance(value, (str, bool)) else text
 
 
 @dataclass(frozen=True)
@@ -73,7 +93,7 @@ class SearchSpace:
     def iterations(self) -> list[int]:
         """Numbers of iterations to try, all from one run of the solver."""
         found = self.values.get(ITERATIONS, ())
-        return [] if isinstance(found, Range) else [int(v) for v in found]
+        return [] if isinstance(found, Range) else list(found)
 
     @property
     def others(self) -> dict[str, Values]:
@@ -92,6 +112,12 @@ class SearchSpace:
         for combination in itertools.product(*lists):
             yield dict(zip(self.others, combination, strict=True))
 
+    def corners(self) -> Iterator[dict[str, Any]]:
+        """All combinations, with the lowest number of each range."""
+        lists = [[v.low] if isinstance(v, Range) else v for v in self.others.values()]
+        for combination in itertools.product(*lists):
+            yield dict(zip(self.others, combination, strict=True))
+
     def fill(self, choice: Choice, iterations: int | None = None) -> Recipe:
         """The recipe with a value at every place; all numbers of iterations if none is chosen."""
         data = copy.deepcopy(dict(self.recipe))
@@ -107,22 +133,27 @@ class SearchSpace:
             else:
                 _set(data["method"], key.split("."), value)
         if iterations is not None:
-            _set(data["method"], [ITERATIONS], iterations)
+            _set_iterations(data, iterations)
         elif self.iterations:
             data["trajectory"] = self.iterations
         return make_recipe(data)
 
     def check(self) -> int:
         """Refuse a place or a value that no recipe has; returns how many models are scored."""
-        if isinstance(self.values.get(ITERATIONS), Range):
-            raise RecipeError("search: iterations: give numbers to stop at, as 10:100:10")
+        given = self.values.get(ITERATIONS, ())
+        if isinstance(given, Range) or not all(type(v) is int and v >= 0 for v in given):
+            raise RecipeError("search: iterations: expected whole numbers, as 10:100:10")
+        if self.recipe.get("trajectory"):
+            raise RecipeError(
+                "the recipe has a trajectory of its own; leave it out and search over iterations"
+            )
         problems: list[str] = []
-        choices = [{key: _first(v) for key, v in self.others.items()}]
-        if not any(isinstance(v, Range) for v in self.others.values()):
-            choices = list(self.grid())
+        choices = list(self.corners())
         for choice in choices:
             try:
                 self.fill(choice)
+                for at in self.iterations[:1]:
+                    self.fill(choice, at)
             except RecipeError as error:
                 problems += [f"with {describe(choice)}: {p}" for p in error.problems]
         if problems:
@@ -137,10 +168,6 @@ def describe(choice: Choice) -> str:
         for key, value in choice.items()
     )
     return ", ".join(parts) or "nothing chosen"
-
-
-def _first(values: Values) -> Any:
-    return values.low if isinstance(values, Range) else values[0]
 
 
 def _as_mapping(method: Any) -> dict[str, Any]:
@@ -162,13 +189,48 @@ def _set(method: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     place[last] = value
 
 
-def _set_weight(data: dict[str, Any], name: str, value: float) -> None:
+def _set_iterations(data: dict[str, Any], iterations: int) -> None:
+    """Let the last solver stop there, also where an override has another method."""
+    for override in data.get("overrides", ()):
+        own = override.get("method")
+        if own is not None:
+            override["method"] = own = _as_mapping(own)
+            whole = make_recipe(data)
+            spec = whole.overridden(whole.overrides[data["overrides"].index(override)])
+            if _iterates(spec.at_depth(0)):
+                # What it does not say itself it has from the recipe's method.
+                combined = copy.deepcopy(spec.parameters)
+                _stop_at(combined, iterations)
+                own |= {key: combined[key] for key in ("stages", ITERATIONS) if key in combined}
+    _stop_at(data["method"], iterations)
+
+
+def _iterates(method: Method) -> bool:
+    return isinstance(method, Mats) and method.rounds[-1].solver.iterates
+
+
+def _stop_at(method: dict[str, Any], iterations: int) -> None:
+    stages = method.get("stages")
+    if not stages:
+        method[ITERATIONS] = iterations
+        return
+    last = dict(stages[-1])
+    solver = last.get("solver")
+    if isinstance(solver, Mapping) or solver is None:
+        last["solver"] = {**(solver or {"name": "cg"}), ITERATIONS: iterations}
+    else:
+        last["solver"] = {"name": solver, ITERATIONS: iterations}
+    last.pop(ITERATIONS, None)
+    method["stages"] = [*stages[:-1], last]
+
+
+def _set_weight(data: dict[str, Any], name: str, value: Any) -> None:
     entries = []
     found = False
     recipe = make_recipe({**data, "method": "average"} if "method" not in data else data)
     for entry in recipe.model_dump(mode="json", exclude_defaults=True)["models"]:
         if entry["name"] == name:
-            entry["weight"] = float(value)
+            entry["weight"] = value
             found = True
         entries.append(entry)
     if not found:

@@ -1,30 +1,54 @@
 """What has been tried, kept line by line so that nothing is tried twice."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matsmerge.errors import OutputError
+from matsmerge.errors import NonFiniteError, OutputError
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A choice, and how the merge it gives scores."""
+    """A choice, and how the merge it gives scores; or why it gives none."""
 
     choice: Mapping[str, Any]  # with the number of iterations, if it is one of the places
-    scores: Mapping[str, float]  # of each task, by its first metric; higher is better
-    errors: Mapping[str, float]  # standard errors
+    scores: Mapping[str, float] = field(default_factory=dict)  # of each task, its first metric
+    errors: Mapping[str, float] = field(default_factory=dict)  # standard errors
+    failure: str | None = None
 
     @property
     def score(self) -> float:
-        """The mean over tasks."""
-        return sum(self.scores.values()) / len(self.scores)
+        """The mean over tasks; NaN of a merge that failed."""
+        return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
 
     @property
     def key(self) -> str:
         return choice_key(self.choice)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; what is not a number is null."""
+        return {
+            "choice": dict(self.choice),
+            "score": _plain(self.score),
+            "scores": {task: _plain(value) for task, value in self.scores.items()},
+            "errors": {task: _plain(value) for task, value in self.errors.items()},
+            **({"failure": self.failure} if self.failure else {}),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Trial":
+        scores, errors = (
+            {task: math.nan if value is None else value for task, value in content[key].items()}
+            for key in ("scores", "errors")
+        )
+        return cls(content["choice"], scores, errors, content.get("failure"))
+
+
+def _plain(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def choice_key(choice: Mapping[str, Any]) -> str:
@@ -32,9 +56,12 @@ def choice_key(choice: Mapping[str, Any]) -> str:
     return json.dumps(choice, sort_keys=True)
 
 
-def best(trials: Iterable[Trial]) -> Trial:
-    """The trial with the highest score; of equal ones the first."""
-    return max(trials, key=lambda trial: trial.score)
+def best(trials: Iterable[Trial], *, lowest: bool = False) -> Trial:
+    """The trial with the highest score, or the lowest; of equal ones the first."""
+    scored = [trial for trial in trials if math.isfinite(trial.score)]
+    if not scored:
+        raise NonFiniteError("none of the merges that were tried could be scored; try others")
+    return (min if lowest else max)(scored, key=lambda trial: trial.score)
 
 
 class Journal:
@@ -62,11 +89,11 @@ class Journal:
                 "statistics, tasks or values to try; start anew with --overwrite"
             )
         for line in lines[1:]:
-            trial = Trial(line["choice"], line["scores"], line["errors"])
+            trial = Trial.from_json(line)
             self.trials[trial.key] = trial
         self.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
     def add(self, trial: Trial) -> None:
         self.trials[trial.key] = trial
         with self.path.open("a") as file:
-            file.write(json.dumps(asdict(trial)) + "\n")
+            file.write(json.dumps(trial.to_json()) + "\n")

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,19 +15,31 @@ import yaml
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.engine.executor import Executor, LocalExecutor
 from matsmerge.engine.merging import merge_to_folder
-from matsmerge.engine.output_folder import MANIFEST, check_target, staging_path
+from matsmerge.engine.output_folder import MANIFEST, check_target
 from matsmerge.engine.preparing import PreparedMerge, prepare
-from matsmerge.errors import DataError, RecipeError, StatisticsError
+from matsmerge.errors import (
+    DataError,
+    NonFiniteError,
+    OutputError,
+    RecipeError,
+    StatisticsError,
+)
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.tasks.kept_base import KeptBase
 from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.task_file import TaskFile
-from matsmerge.tuning.scoring import Scorer, overlaps, read_validation_tasks
+from matsmerge.tuning.scoring import (
+    Scorer,
+    ValidationTask,
+    overlaps,
+    read_validation_tasks,
+)
 from matsmerge.tuning.search_space import ITERATIONS, Range, SearchSpace
 from matsmerge.tuning.trials import Journal, Trial, best, choice_key
 from matsmerge.version import __version__
 
 JOURNAL, RECIPE, MODEL, REPORT = "trials.jsonl", "recipe.yaml", "model", "tuning.json"
+_KEPT = "model.key"  # which trial the model is of
 
 Told = Callable[[Trial, int, int], None]  # a trial, its number, and how many there are
 
@@ -50,6 +64,8 @@ class Tuned:
     best: Trial
     trials: Sequence[Trial]
     folder: Path  # with the chosen recipe, all trials, and the merged model
+    metrics: Mapping[str, str]  # of each task
+    in_percent: bool
 
 
 def tune(
@@ -69,93 +85,185 @@ def tune(
     validation = read_validation_tasks(tasks, options.split)
     if not validation:
         raise DataError("say what to tune for with at least one task")
-    first = prepare(space.fill(next(_candidates(space, options, {}))))
-    _check_overlap(first, validation, options)
-    target = out.absolute()
-    check_target(target, 0, _used(first), overwrite=overwrite, resume=resume)
-    partial = staging_path(target)
+    prepared = [prepare(space.fill(choice)) for choice in _representatives(space, options)]
+    _check_overlap(prepared, validation, options)
+    target, partial = out.absolute(), out.absolute().with_name(f".{out.name}.tuning")
+    used = _used(prepared, validation)
+    _check_target(target, partial, used, overwrite=overwrite, resume=resume)
     if partial.exists() and not resume:
         shutil.rmtree(partial)
     partial.mkdir(parents=True, exist_ok=True)
-    journal = Journal(partial / JOURNAL, _identify(space, first, validation, options))
-    journal.open(resume=resume)
-    executor = executor or LocalExecutor()
+    journal = Journal(partial / JOURNAL, _identify(space, prepared, validation, options))
     scorer = Scorer(validation, options.num_examples, options.batch_size, KeptBase())
+    search = _Search(space, partial, journal, scorer, executor or LocalExecutor())
     if options.strategy == "optuna":
         num_models = options.num_trials * max(1, len(space.iterations))
-    for number, choice in enumerate(_candidates(space, options, journal.trials)):
-        for trial in _try(space, choice, partial / f"merge-{number}", journal, scorer, executor):
-            told(trial, len(journal.trials), num_models)
-    trials = list(journal.trials.values())
-    chosen = best(trials)
-    recipe = _chosen_recipe(space, chosen)
-    merge_to_folder(prepare(recipe), partial / MODEL, executor=executor, overwrite=True)
-    _write(partial, recipe, chosen, trials, options)
+    with _held(partial, target):
+        journal.open(resume=resume)
+        try:
+            for number, choice in enumerate(_candidates(space, options, search)):
+                for trial in search.run(choice, number):
+                    told(trial, len(journal.trials), num_models)
+            trials = list(journal.trials.values())
+            chosen = best(trials, lowest=scorer.lower_is_better)
+            recipe = _chosen_recipe(space, chosen)
+            search.put_model(chosen, recipe)
+            _write(partial, recipe, chosen, trials, options, search)
+        except BaseException:
+            if not journal.trials:
+                shutil.rmtree(partial, ignore_errors=True)  # there is nothing to continue
+            raise
+        _check_target(target, partial, used, overwrite=overwrite, resume=True)
+        _put_in_place(partial, target)
+    metrics = {task.name: task.metric for task in validation}
+    return Tuned(chosen, trials, target, metrics, scorer.in_percent)
+
+
+@dataclass(frozen=True)
+class _Search:
+    """Merges and scores; the best model so far is kept as it was scored."""
+
+    space: SearchSpace
+    folder: Path
+    journal: Journal
+    scorer: Scorer
+    executor: Executor
+
+    def run(self, choice: dict[str, Any], number: int) -> Iterator[Trial]:
+        """Merge, and score the model, or that of every number of iterations."""
+        iterations = self.space.iterations
+        wanted = [{**choice, ITERATIONS: at} for at in iterations] or [choice]
+        missing = [c for c in wanted if choice_key(c) not in self.journal.trials]
+        if not missing:
+            return
+        # A kept base is found by its folder's name, so that each merge has a folder of its own.
+        folder = self.folder / f"merge-{number}"
+        try:
+            try:
+                prepared = prepare(self.space.fill(choice))
+                merge_to_folder(prepared, folder, executor=self.executor, overwrite=True)
+            except NonFiniteError as error:
+                for one in missing:
+                    yield self._note(Trial(one, failure=error.problems[0]))
+                return
+            for one in missing:
+                scored = folder / f"iteration-{one[ITERATIONS]}" if iterations else folder
+                try:
+                    scores, errors = self.scorer.score(scored)
+                except NonFiniteError as error:
+                    yield self._note(Trial(one, failure=error.problems[0]))
+                    continue
+                trial = self._note(Trial(one, scores, errors))
+                if best(self.journal.trials.values(), lowest=self.scorer.lower_is_better) is trial:
+                    self._keep(trial, scored)
+                yield trial
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _note(self, trial: Trial) -> Trial:
+        self.journal.add(trial)
+        return trial
+
+    def _keep(self, trial: Trial, scored: Path) -> None:
+        """Put the best model so far aside, with a word on which it is."""
+        (self.folder / _KEPT).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / MODEL, ignore_errors=True)
+        scored.rename(self.folder / MODEL)
+        (self.folder / _KEPT).write_text(trial.key)
+
+    def put_model(self, chosen: Trial, recipe: Recipe) -> None:
+        """The chosen model, as it was scored, or merged again if it is not there any more."""
+        kept = self.folder / _KEPT
+        if not kept.exists() or kept.read_text() != chosen.key:
+            merge_to_folder(
+                prepare(recipe), self.folder / MODEL, executor=self.executor, overwrite=True
+            )
+        kept.unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(partial: Path, target: Path) -> Iterator[None]:
+    """Keep other searches out of the folder."""
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system: nothing keeps two runs apart
+        yield
+        return
+    lock = os.open(partial, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise OutputError(f"{target}: another search is writing it just now") from error
+    finally:
+        os.close(lock)
+
+
+def _check_target(
+    target: Path, partial: Path, used: Mapping[str, Path], *, overwrite: bool, resume: bool
+) -> None:
+    check_target(target, 0, used, overwrite=overwrite, resume=resume)
+    if partial.exists() and not (overwrite or resume):
+        raise OutputError(
+            f"{target}: an earlier search was interrupted; continue it with --resume, or start "
+            "anew with --overwrite"
+        )
+
+
+def _put_in_place(partial: Path, target: Path) -> None:
+    """Let the output appear under its name; what it replaces is deleted last."""
+    replaced = target.with_name(f".{target.name}.replaced")
+    shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():
-        shutil.rmtree(target)
+        target.rename(replaced)
     partial.rename(target)
-    return Tuned(chosen, trials, target)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _candidates(
-    space: SearchSpace, options: Options, seen: dict[str, Trial]
-) -> Iterator[dict[str, Any]]:
-    """What to merge next; `seen` grows meanwhile."""
+def _representatives(space: SearchSpace, options: Options) -> Iterator[dict[str, Any]]:
+    """A choice for every method and other thing that inputs depend on."""
+    if options.strategy not in ("grid", "optuna"):
+        raise RecipeError(f"there is no strategy '{options.strategy}'; expected grid or optuna")
+    keys = [key for key in space.others if key in Recipe.model_fields]
+    seen: set[str] = set()
+    for choice in space.grid() if options.strategy == "grid" else space.corners():
+        kind = choice_key({key: choice[key] for key in keys})
+        if kind not in seen:
+            seen.add(kind)
+            yield choice
+
+
+def _candidates(space: SearchSpace, options: Options, search: _Search) -> Iterator[dict[str, Any]]:
+    """What to merge next."""
     if options.strategy == "grid":
         yield from space.grid()
-    elif options.strategy == "optuna":
-        yield from _suggested(space, options, seen)
-    else:
-        raise RecipeError(f"there is no strategy '{options.strategy}'; expected grid or optuna")
-
-
-def _suggested(
-    space: SearchSpace, options: Options, seen: dict[str, Trial]
-) -> Iterator[dict[str, Any]]:
+        return
     optuna = import_optional("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = optuna.samplers.TPESampler(seed=options.seed)
-    study = optuna.create_study(direction="maximize", sampler=sampler)
+    lowest = search.scorer.lower_is_better
+    study = optuna.create_study(direction="minimize" if lowest else "maximize", sampler=sampler)
     for _ in range(options.num_trials):
         asked = study.ask()
         choice = {}
         for key, values in space.others.items():
             if isinstance(values, Range):
-                choice[key] = round(asked.suggest_float(key, values.low, values.high), 6)
+                drawn = asked.suggest_float(key, values.low, values.high)
+                choice[key] = float(f"{drawn:.6g}")
             else:
-                # Only plain values have names that a sampler can tell apart.
-                at = asked.suggest_categorical(key, list(range(len(values))))
-                choice[key] = values[at]
+                # By number: only plain values have names that a sampler can tell apart.
+                choice[key] = values[asked.suggest_categorical(key, list(range(len(values))))]
         yield choice
         wanted = choice_key(choice)
-        found = [t for t in seen.values() if choice_key(_without_iterations(t.choice)) == wanted]
-        study.tell(asked, best(found).score)
-
-
-def _try(
-    space: SearchSpace,
-    choice: dict[str, Any],
-    folder: Path,
-    journal: Journal,
-    scorer: Scorer,
-    executor: Executor,
-) -> Iterator[Trial]:
-    """Merge, and score the model, or that of every number of iterations."""
-    wanted = [{**choice, ITERATIONS: at} for at in space.iterations] or [choice]
-    missing = [c for c in wanted if choice_key(c) not in journal.trials]
-    if not missing:
-        return
-    # A kept base is found by its folder's name, so that each merge has a folder of its own.
-    merge_to_folder(prepare(space.fill(choice)), folder, executor=executor, overwrite=True)
-    try:
-        for one in missing:
-            at = one.get(ITERATIONS) if space.iterations else None
-            scores, errors = scorer.score(folder if at is None else folder / f"iteration-{at}")
-            trial = Trial(one, scores, errors)
-            journal.add(trial)
-            yield trial
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        found = [
+            trial
+            for trial in search.journal.trials.values()
+            if choice_key(_without_iterations(trial.choice)) == wanted and trial.scores
+        ]
+        if found:
+            study.tell(asked, best(found, lowest=lowest).score)
+        else:
+            study.tell(asked, state=optuna.trial.TrialState.FAIL)
 
 
 def _without_iterations(choice: Any) -> dict[str, Any]:
@@ -167,24 +275,46 @@ def _chosen_recipe(space: SearchSpace, chosen: Trial) -> Recipe:
     return space.fill(_without_iterations(chosen.choice), at)
 
 
-def _check_overlap(prepared: PreparedMerge, validation: Any, options: Options) -> None:
+def _check_overlap(
+    prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask], options: Options
+) -> None:
     if options.allow_overlap:
         return
-    problems = [
-        p for one in prepared.evidence for p in overlaps(one.statistics, one.label, validation)
-    ]
+    problems = []
+    for merge in prepared:
+        for one in merge.evidence:
+            problems += overlaps(one.statistics, one.label, validation)
+        splits = {task.data.split for task in validation} | {"test"}
+        for entry in merge.recipe.models:
+            if entry.data is not None and entry.data.task_file.split in splits:
+                problems.append(
+                    f"{entry.name}: its data is the split '{entry.data.task_file.split}'; use "
+                    "another one, or allow it with --allow-overlap"
+                )
     if problems:
-        raise StatisticsError(problems)
+        raise StatisticsError(list(dict.fromkeys(problems)))
 
 
-def _used(prepared: PreparedMerge) -> dict[str, Path]:
-    places = {m.checkpoint.label: m.checkpoint.place for m in prepared.alignment.everyone}
-    places |= {one.label: one.statistics.arrays.place for one in prepared.evidence}
+def _used(
+    prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask]
+) -> dict[str, Path]:
+    """Everything that is read, which the output must not replace."""
+    places: dict[str, Path | None] = {}
+    for merge in prepared:
+        places |= {m.checkpoint.label: m.checkpoint.place for m in merge.alignment.everyone}
+        places |= {one.label: one.statistics.arrays.place for one in merge.evidence}
+    for task in validation:
+        sources = task.described.data
+        for source in sources.values() if isinstance(sources, dict) else [sources or ""]:
+            places[f"data of {task.name}"] = Path(source) if Path(source).exists() else None
     return {label: place for label, place in places.items() if place is not None}
 
 
 def _identify(
-    space: SearchSpace, prepared: PreparedMerge, validation: Any, options: Options
+    space: SearchSpace,
+    prepared: Sequence[PreparedMerge],
+    validation: Sequence[ValidationTask],
+    options: Options,
 ) -> str:
     """What must be the same for a search to be continued."""
     return hashlib.sha256(
@@ -194,8 +324,8 @@ def _identify(
                 dict(space.recipe),
                 {k: [v.low, v.high] if isinstance(v, Range) else list(v)
                  for k, v in space.values.items()},
-                [fingerprint(m.checkpoint) for m in prepared.alignment.everyone],
-                [fingerprint(one.statistics.arrays) for one in prepared.evidence],
+                [fingerprint(m.checkpoint) for p in prepared for m in p.alignment.everyone],
+                [fingerprint(one.statistics.arrays) for p in prepared for one in p.evidence],
                 [[t.described.model_dump(mode="json"), t.data.fingerprint] for t in validation],
                 [options.strategy, options.num_trials, options.seed, options.num_examples],
             ],
@@ -210,17 +340,16 @@ def _write(
     chosen: Trial,
     trials: Sequence[Trial],
     options: Options,
+    search: _Search,
 ) -> None:
     plain = recipe.model_dump(mode="json", exclude_defaults=True)
     (folder / RECIPE).write_text(yaml.safe_dump(plain, sort_keys=False))
     content = {
         "version": __version__,
         "options": options.__dict__,
-        "best": {"choice": dict(chosen.choice), "score": chosen.score, "scores": chosen.scores},
-        "trials": [
-            {"choice": dict(t.choice), "score": t.score, "scores": t.scores, "errors": t.errors}
-            for t in trials
-        ],
+        "metrics": {task.name: task.metric for task in search.scorer.tasks},
+        "best": chosen.to_json(),
+        "trials": [trial.to_json() for trial in trials],
     }
     (folder / REPORT).write_text(json.dumps(content, indent=1) + "\n")
     # What makes the folder one of ours, to be replaced with --overwrite.

@@ -13,7 +13,10 @@ from matsmerge.strict_yaml import read_yaml
 
 
 class TuningFile(BaseModel):
-    """Paths of the recipe and of tasks are relative to the file's folder."""
+    """Paths of the recipe and of tasks are relative to the file's folder.
+
+    Those within a recipe are relative to the current one, as in any recipe.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
