@@ -138,7 +138,8 @@ def test_only_one_of_several_classes(options: dict[str, Any], tmp_path: Path) ->
 
 
 def test_labels_in_another_order_than_the_models() -> None:
-    config = bert_config(num_labels=2, label2id={"no": 0, "yes": 1})
+    config = bert_config(num_labels=2)
+    config.label2id = {"no": 0, "yes": 1}
     model = BertForSequenceClassification(config)
     assert Labels.of_model(model, ["no", "yes"]).number("yes") == 1
     with pytest.raises(DataError, match="the same classes in another order, no, yes"):
