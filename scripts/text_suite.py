@@ -89,12 +89,12 @@ class Suite:
             ]
         )
         self.together([self.tuning(name) for name in METHODS])
-        models = " ".join(f"{self.folder}/merged/{name}/model" for name in METHODS)
+        models = " ".join(f"{name}={self.folder}/merged/{name}/model" for name in METHODS)
         individual = " ".join(f"--individual {t}={self.folder}/tuned/{t}" for t in TASKS)
         self.together(
             [
                 (
-                    f"evaluate {self.folder}/joint {models} {joint} {individual} --split test "
+                    f"evaluate joint={self.folder}/joint {models} {joint} {individual} --split test "
                     f"--out {self.folder}/test",
                     "test",
                 )

@@ -110,9 +110,9 @@ def read_vader(archive: Path) -> dict[str, Rows]:
 
 def write_task(folder: Path, name: str, rows: Rows) -> None:
     """Rows in a random order, each text once, and the task file with its splits."""
-    cleaned = [(" ".join(text.split())[:MAX_CHARACTERS], label) for text, label in rows]
-    num = Counter(text for text, _ in cleaned)
-    cleaned = [(text, label) for text, label in cleaned if text and num[text] == 1]
+    texts = Counter(text for text, _ in rows)
+    cleaned = [(" ".join(t.split())[:MAX_CHARACTERS], label) for t, label in rows if texts[t] == 1]
+    cleaned = [(text, label) for text, label in cleaned if text]
     random.Random(0).shuffle(cleaned)
     chosen = cleaned[: NUM_TRAIN + NUM_VALIDATION + NUM_TEST]
     labels = sorted({label for _, label in chosen})
