@@ -94,8 +94,8 @@ class Suite:
         self.together(
             [
                 (
-                    f"evaluate joint={self.folder}/joint {models} {joint} {individual} --split test "
-                    f"--out {self.folder}/test",
+                    f"evaluate joint={self.folder}/joint {models} {joint} {individual} "
+                    f"--split test --out {self.folder}/test",
                     "test",
                 )
             ]
