@@ -37,8 +37,8 @@ def write(path: Path, content: str | bytes) -> Path:
         ("d.ndjson", lines()),
         ("d.json", lines()),
         ("d.json", json.dumps(ROWS, indent=1)),
-        ("d.jsonl.gz", gzip.compress(lines().encode())),
-        ("d.json.gz", gzip.compress(json.dumps(ROWS).encode())),
+        ("d.jsonl.gz", gzip.compress(lines().encode(), mtime=0)),
+        ("d.json.gz", gzip.compress(json.dumps(ROWS).encode(), mtime=0)),
     ],
 )
 def test_json(name: str, content: str | bytes, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_json(name: str, content: str | bytes, tmp_path: Path) -> None:
 def test_csv_and_tsv_are_text(tmp_path: Path) -> None:
     expected = [{k: str(v) for k, v in row.items()} for row in ROWS]
     plain = read_data(write(tmp_path / "d.csv", CSV))
-    zipped = read_data(write(tmp_path / "e.CSV.gz", gzip.compress(CSV.encode())))
+    zipped = read_data(write(tmp_path / "e.CSV.gz", gzip.compress(CSV.encode(), mtime=0)))
     tabs = read_data(
         write(tmp_path / "d.tsv", 'text\tlabel\na b\t0\nc\u2028d\t1\n"e ""f"", g"\t0\n')
     )
@@ -87,7 +87,7 @@ def test_rows_may_lack_columns(tmp_path: Path) -> None:
         ("d.json", '{\n"a": 1}', "line 1: expected one JSON object per line"),
         ("d.jsonl", "".join("x\n" * 15), r"line 10: .*\nand 5 more$"),
         ("d.jsonl", b'{"a": 1}\n{"a": "\xff"}', "line 2: expected UTF-8 text, found the byte 0xff"),
-        ("d.jsonl.gz", gzip.compress(lines().encode())[:-12], "cut short"),
+        ("d.jsonl.gz", gzip.compress(lines().encode(), mtime=0)[:-12], "cut short"),
         ("d.jsonl.gz", b"plain", "not a valid gzip file"),
         (
             "d.csv",
