@@ -3,7 +3,7 @@
     scripts/text_suite                # runs/text; about three quarters of an hour on two cores
 
 Every step is a `mats` command whose output is kept; what is there already is not done again. All
-methods are tuned the same way, on validation data; the test split is scored once, at the end.
+methods are tuned the same way, on validation data; the test split is scored at the end.
 """
 
 import argparse
@@ -185,8 +185,8 @@ parameters) fine-tuned on 20 Newsgroups (20 classes), Reuters R8 (8 classes), wh
 and the sentiment of movie reviews, Amazon reviews, tweets and New York Times editorials (2 each):
 1,200 examples to train, 200 to validate, 400 to test; 32 tokens. One seed. Each model's head is
 kept apart. Statistics: K-FAC factors and the diagonal Fisher of 500 training examples each. What
-has a hyperparameter is tuned on validation accuracy, averaged over tasks; the test split was
-scored once.
+has a hyperparameter is tuned on validation accuracy, averaged over tasks; nothing was chosen by the
+test split.
 
 ## Test accuracy, in percent, with standard errors
 
