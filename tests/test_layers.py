@@ -25,6 +25,7 @@ LAYERS = [
     "linalg",
     "checkpoints",
     "strict_yaml",
+    "whole_folder",
     "errors",
     "version",
 ]

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import matsmerge
-from matsmerge import OutputError, ResourceError
+from matsmerge import OutputError, ResourceError, whole_folder
 from matsmerge.engine import output_folder, plan, worker
 from matsmerge.engine.executor import LocalExecutor
 from matsmerge.engine.output_folder import staging_path
@@ -288,7 +288,7 @@ def test_failures_at_the_very_end_can_be_resumed(
         if moment == "manifest":
             patch.setattr(Path, "write_text", fail)
         elif moment == "sync":
-            patch.setattr(output_folder, "_sync_path", fail)
+            patch.setattr(output_folder, "sync", fail)
         else:
             patch.setattr(Path, "rename", fail)
         with pytest.raises(ResourceError, match="Input/output error"):
@@ -312,8 +312,8 @@ def test_a_second_run_cannot_empty_a_folder_that_is_being_finished(
                 matsmerge.merge(models, out=out, overwrite=True)
         original(path)
 
-    original = output_folder._sync_path
-    monkeypatch.setattr(output_folder, "_sync_path", sync)
+    original = whole_folder.sync
+    monkeypatch.setattr(output_folder, "sync", sync)
     matsmerge.merge(models, out=out)
     assert tried
     assert (out / "model.safetensors").stat().st_size > 1000

@@ -1,5 +1,6 @@
 """The difference of two full models as a LoRA: a merge of one model, written as factors."""
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
@@ -194,7 +195,7 @@ def _left_out(changes: Mapping[str, float], tied: Set[str]) -> list[str]:
     if not changes:
         return []
     order = sorted(changes, key=lambda name: -changes[name])
-    shown = ", ".join(f"{name} ({changes[name]:.1%})" for name in order[:_MAX_LISTED])
+    shown = ", ".join(f"{name} ({_relative(changes[name])})" for name in order[:_MAX_LISTED])
     more = f" and {len(order) - _MAX_LISTED} more" if len(order) > _MAX_LISTED else ""
     ways = [
         *(["--keep-rest brings them whole"] if changes.keys() - tied else []),
@@ -204,3 +205,7 @@ def _left_out(changes: Mapping[str, float], tied: Set[str]) -> list[str]:
         f"changed, but not in the LoRA, which has linear layers only ({len(order)} tensors; "
         f"relative change): {shown}{more}; {'; '.join(ways)}"
     ]
+
+
+def _relative(change: float) -> str:
+    return f"{change:.1%}" if math.isfinite(change) else "from zero"

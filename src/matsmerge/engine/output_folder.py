@@ -6,7 +6,6 @@ manifest `merge.json` is written last, and then the folder is renamed.
 """
 
 import contextlib
-import errno
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from matsmerge.engine.layout import Layout, Shard
 from matsmerge.engine.machine import format_bytes
 from matsmerge.engine.worker import Receipt
 from matsmerge.errors import OutputError
+from matsmerge.whole_folder import hold, put_in_place, sync
 
 MANIFEST = "merge.json"
 _JOURNAL = "journal.jsonl"
@@ -85,7 +85,7 @@ class OutputFolder:
         is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
+            self._lock = hold(self.path)
             if resume and not is_new:
                 self._continue()
             else:
@@ -99,18 +99,6 @@ class OutputFolder:
         except OutputError:
             self._close()
             raise
-
-    def _hold(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system: nothing keeps two runs apart
-            return
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
-                raise
 
     def _begin(self) -> None:
         for left_over in self.path.iterdir():
@@ -191,19 +179,11 @@ class OutputFolder:
                 (files.folder / self.layout.index_name).write_text(self.layout.index)
         (self.path / MANIFEST).write_text(manifest)
         for path in (*self.path.rglob("*"), self.path):
-            _sync_path(path)
+            sync(path)
         replaced = self.path.with_suffix(".replaced")
         shutil.rmtree(replaced, ignore_errors=True)
-        if self.target.exists():
-            self.target.rename(replaced)
-        try:
-            self.path.rename(self.target)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(self.target)
-            raise
+        put_in_place(self.path, self.target, replaced)
         (self.target / _JOURNAL).unlink()
-        _sync_path(self.target.parent)
         self._close()  # holding the lock until here keeps others from emptying the folder
         shutil.rmtree(replaced, ignore_errors=True)
 
@@ -297,11 +277,3 @@ def _target_problems(
                 f"{parent}: not enough disk space, {format_bytes(num_bytes)} needed and "
                 f"{format_bytes(free)} free"
             )
-
-
-def _sync_path(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matsmerge.errors import OutputError
 from matsmerge.evaluation.results import Results
+from matsmerge.whole_folder import put_in_place
 
 RESULTS = "results.json"
 
@@ -51,8 +52,9 @@ def write_folder(results: Results, target: Path, *, overwrite: bool = False) -> 
         (staging / "results.md").write_text(results.to_markdown(), encoding="utf-8")
         text = json.dumps(results.to_json(), indent=2, ensure_ascii=False)
         (staging / RESULTS).write_text(text + "\n", encoding="utf-8")
-        if target.exists():
-            shutil.rmtree(target)
-        staging.rename(target)
+        replaced = target.with_name(f".{target.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        put_in_place(staging, target, replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written ({error.strerror})") from error

@@ -212,6 +212,17 @@ class Override(_Strict):
         return self
 
 
+def _as_rank(value: Any) -> Any:
+    is_rank = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is None or is_rank or value == "concatenate":
+        return value
+    raise PydanticCustomError(
+        "rank",
+        "expected a number of at least 1, or concatenate, found {value}",
+        {"value": repr(value)},
+    )
+
+
 class Recipe(_Strict):
     """A merge, written down."""
 
@@ -238,7 +249,10 @@ class Recipe(_Strict):
         description="of adapters: a full model, or an adapter; by default an adapter if all models "
         "are adapters of one kind",
     )
-    rank: Annotated[int, Field(ge=1)] | Literal["concatenate"] | None = Field(
+    rank: Annotated[
+        int | str | None,
+        BeforeValidator(_as_rank, json_schema_input_type=int | Literal["concatenate"] | None),
+    ] = Field(
         None,
         description="of a LoRA to write: a number, or concatenate for the exact sum of average and "
         "task_arithmetic; by default the sum of the adapters' ranks",
@@ -388,6 +402,9 @@ def _place(source: str) -> str:
         return source
 
 
+_OWN_ERRORS = ("recipe", "unknown_method", "method_parameters", "name_taken", "rank")
+
+
 def describe(error: ValidationError) -> list[str]:
     """Pydantic's errors as sentences that say where, what, and what was meant."""
     problems = []
@@ -401,7 +418,7 @@ def describe(error: ValidationError) -> list[str]:
             where = ".".join(str(part) for part in item["loc"][:-1])
         elif item["type"] == "missing":
             message = "is required"
-        elif item["type"] not in ("recipe", "unknown_method", "method_parameters", "name_taken"):
+        elif item["type"] not in _OWN_ERRORS:
             message = f"{message[0].lower()}{message[1:]}, found {item['input']!r}"
         for line in message.splitlines():
             problems.append(f"{where}: {line}" if where else line)

@@ -4,7 +4,6 @@ Everything is written into a hidden folder beside the output: `run.json` says wh
 `checkpoint-N` is the state after batch N. The output is made in `output/` and then renamed.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.errors import OutputError
+from matsmerge.whole_folder import hold, put_in_place, sync
 
 MANIFEST = "training.json"
 _RUN = "run.json"
@@ -34,7 +34,7 @@ class RunFolder:
         """Begin, or return the checkpoint at which to continue a run of the same identity."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._hold()
+            self._lock = hold(self.path)
             self._is_ours = True
             last = self._last(identity) if resume else None
             for left_over in self.path.iterdir():
@@ -51,18 +51,6 @@ class RunFolder:
         except OutputError:
             self.close()
             raise
-
-    def _hold(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system: nothing keeps two runs apart
-            return
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
-                raise
 
     def _last(self, identity: Mapping[str, Any]) -> Path | None:
         checkpoint = self.last_checkpoint()
@@ -100,17 +88,9 @@ class RunFolder:
         for path in (*self.output.rglob("*"), self.output):
             if path.is_file():
                 path.chmod(mode)
-            _sync_path(path)
+            sync(path)
         replaced = self.path / "replaced"
-        if self.target.exists():
-            self.target.rename(replaced)
-        try:
-            self.output.rename(self.target)
-        except OSError:
-            if replaced.exists():
-                replaced.rename(self.target)
-            raise
-        _sync_path(self.target.absolute().parent)
+        put_in_place(self.output, self.target, replaced)
         shutil.rmtree(self.path, ignore_errors=True)
         self.close()
 
@@ -191,11 +171,3 @@ def _short(value: Any) -> str:
 
 def _remove(path: Path) -> None:
     shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _sync_path(path: Path) -> None:
-    file = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

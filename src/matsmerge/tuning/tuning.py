@@ -37,6 +37,7 @@ from matsmerge.tuning.scoring import (
 from matsmerge.tuning.search_space import ITERATIONS, Range, SearchSpace
 from matsmerge.tuning.trials import Journal, Trial, best, choice_key
 from matsmerge.version import __version__
+from matsmerge.whole_folder import hold, put_in_place
 
 JOURNAL, RECIPE, MODEL, REPORT = "trials.jsonl", "recipe.yaml", "model", "tuning.json"
 _KEPT = "model.key"  # which trial the model is of
@@ -114,7 +115,10 @@ def tune(
                 shutil.rmtree(partial, ignore_errors=True)  # there is nothing to continue
             raise
         _check_target(target, partial, used, overwrite=overwrite, resume=True)
-        _put_in_place(partial, target)
+        replaced = target.with_name(f".{target.name}.replaced")
+        shutil.rmtree(replaced, ignore_errors=True)
+        put_in_place(partial, target, replaced)
+        shutil.rmtree(replaced, ignore_errors=True)
     metrics = {task.name: task.metric for task in validation}
     return Tuned(chosen, trials, target, metrics, scorer.in_percent)
 
@@ -185,18 +189,14 @@ class _Search:
 def _held(partial: Path, target: Path) -> Iterator[None]:
     """Keep other searches out of the folder."""
     try:
-        import fcntl
-    except ImportError:  # not a POSIX system: nothing keeps two runs apart
-        yield
-        return
-    lock = os.open(partial, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
+        lock = hold(partial)
     except BlockingIOError as error:
         raise OutputError(f"{target}: another search is writing it just now") from error
+    try:
+        yield
     finally:
-        os.close(lock)
+        if lock is not None:
+            os.close(lock)
 
 
 def _check_target(
@@ -208,16 +208,6 @@ def _check_target(
             f"{target}: an earlier search was interrupted; continue it with --resume, or start "
             "anew with --overwrite"
         )
-
-
-def _put_in_place(partial: Path, target: Path) -> None:
-    """Let the output appear under its name; what it replaces is deleted last."""
-    replaced = target.with_name(f".{target.name}.replaced")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if target.exists():
-        target.rename(replaced)
-    partial.rename(target)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _representatives(space: SearchSpace, options: Options) -> Iterator[dict[str, Any]]:
