@@ -7,26 +7,33 @@ import yaml
 
 from matsmerge.errors import MatsError
 
+_MERGE = "tag:yaml.org,2002:merge"  # <<: what another mapping has
+
 
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML in which a key given twice is an error."""
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
-    loader.flatten_mapping(node)
-    result: dict[Any, Any] = {}
-    for key_node, value_node in node.value:
+    own = set()
+    for key_node, _ in node.value:
+        if key_node.tag == _MERGE:
+            continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key {key!r} is not a name", key_node.start_mark
             )
-        if key in result:
+        if key in own:
             raise yaml.constructor.ConstructorError(
                 None, None, f"the key '{key}' is given twice", key_node.start_mark
             )
-        result[key] = loader.construct_object(value_node, deep=True)
-    return result
+        own.add(key)
+    loader.flatten_mapping(node)  # what comes from elsewhere by << stands first
+    return {
+        loader.construct_object(key_node, deep=True): loader.construct_object(value, deep=True)
+        for key_node, value in node.value
+    }
 
 
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)

@@ -2,7 +2,11 @@
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from matsmerge.errors import OutputError
 
 
 def hold(folder: Path) -> int | None:
@@ -22,6 +26,20 @@ def hold(folder: Path) -> int | None:
             os.close(lock)
             raise
     return lock
+
+
+@contextmanager
+def held(folder: Path, busy: str) -> Iterator[None]:
+    """Keep other runs out of a folder for a while; an `OutputError` if one is in it already."""
+    try:
+        lock = hold(folder)
+    except BlockingIOError as error:
+        raise OutputError(busy) from error
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def put_in_place(made: Path, target: Path, replaced: Path) -> None:

@@ -161,6 +161,8 @@ def resolve_head(model_folder: str | Path, task_file: TaskFile) -> str | None:
     name = task_name(task_file)
     if name in there:
         return str(folder / HEADS / f"{name}.safetensors")
+    if task_file.options().class_prompts:
+        return None  # made of the names of classes
     raise DataError(
         f"{model_folder}: has no head for the task '{name}', only for "
         f"{', '.join(there) or 'none'}; call the task by one of these names (name: in the task "

@@ -1,13 +1,16 @@
 """The parts of a task's data: training, validation, test, or whatever they are called."""
 
 import random
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from matsmerge.errors import DataError
+from matsmerge.errors import DataError, closest
 from matsmerge.tasks.data import Data, read_data
 from matsmerge.tasks.task_file import TaskFile
+
+_PART = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>-?\d+)?:(?P<stop>-?\d+)?\]")
 
 
 def read_split(task: TaskFile, split: str | None = None) -> Data:
@@ -15,7 +18,7 @@ def read_split(task: TaskFile, split: str | None = None) -> Data:
 
     Splits that are made from one source never share a row, and are the same every time.
     """
-    data = _read(task, split)
+    data = _with_fields(_read(task, split), task)
     return replace(data, split=split or task.split)
 
 
@@ -42,10 +45,47 @@ def _read(task: TaskFile, split: str | None) -> Data:
         raise DataError(f"{name}: has no split '{split}', only {', '.join(task.splits)}")
     size = task.splits[split]
     if isinstance(size, str):
-        return read_data(source, split=size)
+        return _read_named(name, source, task, split)
     data = read_data(source)
     numbers = _cut(name, len(data), task.splits, task.seed)[split]
     return replace(data, name=f"{data.name} ({split})", rows=_Chosen(data.rows, numbers))
+
+
+def _read_named(name: str, source: str, task: TaskFile, split: str) -> Data:
+    """A split of the source, or a part of one, of which no row is in another part."""
+    parts = {s: _part(name, s, str(wanted)) for s, wanted in (task.splits or {}).items()}
+    whole, _ = parts[split]
+    data = read_data(source, split=whole)
+    slices = {s: part for s, (of, part) in parts.items() if of == whole}
+    if all(part is None for part in slices.values()):
+        return data
+    ranges = {s: range(len(data))[part or slice(None)] for s, part in slices.items()}
+    chosen = ranges[split]
+    problems = [
+        f"{name}: splits: {split} and {other} share rows of '{whole}', which has {len(data)}"
+        for other, rows in ranges.items()
+        if other != split and max(chosen.start, rows.start) < min(chosen.stop, rows.stop)
+    ]
+    if not chosen:
+        problems.append(f"{name}: splits: of {len(data)} rows none is left for {split}")
+    if problems:
+        raise DataError(problems)
+    order = _shuffled(len(data), task.seed)
+    numbers = [order[n] for n in chosen]
+    return replace(data, name=f"{data.name} ({split})", rows=_Chosen(data.rows, numbers))
+
+
+def _part(name: str, split: str, wanted: str) -> tuple[str, slice | None]:
+    """`("train", slice(1000, None))` of `train[1000:]`; of a split's name alone all of it."""
+    found = _PART.fullmatch(wanted)
+    if found is not None:
+        return found["name"], slice(*(n and int(n) for n in (found["start"], found["stop"])))
+    if "[" in wanted:
+        raise DataError(
+            f"{name}: splits: {split} is '{wanted}'; expected the name of a split in the data, or "
+            "a part of one as in train[1000:]"
+        )
+    return wanted, None
 
 
 def _cut(name: str, num_rows: int, sizes: Mapping[str, Any], seed: int) -> dict[str, list[int]]:
@@ -72,13 +112,64 @@ def _cut(name: str, num_rows: int, sizes: Mapping[str, Any], seed: int) -> dict[
         problems.append(f"{name}: splits: of {num_rows} rows none is left for {', '.join(empty)}")
     if problems:
         raise DataError(problems)
-    order = list(range(num_rows))
-    random.Random(seed).shuffle(order)
+    order = _shuffled(num_rows, seed)
     result, start = {}, 0
     for split, count in counts.items():
         result[split] = order[start : start + count]
         start += count
     return result
+
+
+def _shuffled(num_rows: int, seed: int) -> list[int]:
+    order = list(range(num_rows))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+def _with_fields(data: Data, task: TaskFile) -> Data:
+    """Data with the task's fields as columns, and numbers for the names of choices."""
+    label = task.columns.get("label", "label")
+    names = task.labels if task.task == "multiple_choice" else None
+    problems = [
+        f"{data.name}: fields: '{field}' is a column of the data already; choose another name"
+        for field in task.fields
+        if field in data.columns
+    ]
+    for field, path in task.fields.items():
+        first = path.split(".")[0]
+        if first not in data.columns:
+            near = closest(first, data.columns)
+            problems.append(f"{data.name}: has no column '{first}', where '{field}' is{near}")
+    if problems:
+        raise DataError(problems)
+    if not task.fields and not names:
+        return data
+
+    def extend(row: Mapping[str, Any]) -> dict[str, Any]:
+        own = {**row, **{f: _reach(row, path.split(".")) for f, path in task.fields.items()}}
+        return own | {label: _number(own[label], names)} if names and label in own else own
+
+    return replace(data, columns=[*data.columns, *task.fields], rows=_Extended(data.rows, extend))
+
+
+def _reach(value: Any, path: Sequence[str]) -> Any:
+    """What is at the end of a path of keys and positions; None if it leads nowhere."""
+    for key in path:
+        if isinstance(value, Mapping):
+            value = value.get(key)
+        elif isinstance(value, (list, tuple)) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
+        else:
+            return None
+    return value
+
+
+def _number(label: Any, names: Sequence[str]) -> Any:
+    """The number of a choice by its name; a number in the data is a name where names are such."""
+    are_numbers = any(name.isdecimal() for name in names)
+    if str(label) in names and (are_numbers or isinstance(label, str)):
+        return names.index(str(label))
+    return f"{label} (none of labels:)" if are_numbers else label
 
 
 class _Chosen(Sequence[Mapping[str, Any]]):
@@ -94,3 +185,22 @@ class _Chosen(Sequence[Mapping[str, Any]]):
         if isinstance(index, slice):
             return [self._rows[n] for n in self._numbers[index]]
         return self._rows[self._numbers[index]]
+
+
+class _Extended(Sequence[Mapping[str, Any]]):
+    """Rows with more columns, made when they are asked for."""
+
+    def __init__(
+        self,
+        rows: Sequence[Mapping[str, Any]],
+        extend: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    ) -> None:
+        self._rows, self._extend = rows, extend
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self._extend(row) for row in self._rows[index]]
+        return self._extend(self._rows[index])

@@ -19,8 +19,10 @@ class TaskFile(BaseModel):
     """What is not given is as the model and the data say.
 
     Data is one source, or one for each split. Of one source, `splits` says the name of each split
-    in it, or how much of it each split gets, as a share or a number of rows; rows are then put in a
-    random order that depends on `seed` alone.
+    in it or a part of one, as `train[1000:]`, or how much of it each split gets, as a share or a
+    number of rows; rows that are cut are put in a random order that depends on `seed` alone.
+    `fields` are columns made of what others hold. In multiple choice, `labels` are what the data
+    calls the choices, from the first on.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
@@ -31,6 +33,7 @@ class TaskFile(BaseModel):
     split: str | None = None
     splits: dict[str, str] | dict[str, float | int] | None = None
     seed: int = Field(default=0, ge=0)
+    fields: dict[str, str] = Field(default_factory=dict)  # new column -> where, as choices.text.0
     columns: dict[str, str] = Field(default_factory=dict)  # the task's name -> the data's
     labels: list[str] | None = None  # names of the classes, in the order of their numbers
     max_length: int | None = Field(default=None, ge=1)

@@ -132,7 +132,7 @@ def load_start(
     """Load the model with heads and adapter; all random values depend on the seed alone."""
     if kinds[0] not in CLASS_KINDS:
         start = _text(origin, task_files, kinds, options)
-    elif any(task_file.head is not None for task_file in task_files):
+    elif any(f.head is not None or f.options().class_prompts for f in task_files):
         start = _with_stored_head(origin, task_files, kinds, options)
     else:
         names = [list(c) for c in classes if c is not None]

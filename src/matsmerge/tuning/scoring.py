@@ -77,7 +77,8 @@ def read_validation_tasks(
     for path in paths:
         try:
             described = path if isinstance(path, TaskFile) else read_task_file(path)
-            if "test" in (split, (described.splits or {}).get(split)):
+            source = str((described.splits or {}).get(split)).partition("[")[0]
+            if "test" in (split, source):
                 raise DataError(
                     "tuning never looks at the test split: what is chosen by it cannot be scored "
                     "by it any more; use a validation split"

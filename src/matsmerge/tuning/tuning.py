@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,7 @@ from matsmerge.tuning.scoring import (
 from matsmerge.tuning.search_space import ITERATIONS, Range, SearchSpace
 from matsmerge.tuning.trials import Journal, Trial, best, choice_key
 from matsmerge.version import __version__
-from matsmerge.whole_folder import hold, put_in_place
+from matsmerge.whole_folder import held, put_in_place
 
 JOURNAL, RECIPE, MODEL, REPORT = "trials.jsonl", "recipe.yaml", "model", "tuning.json"
 _KEPT = "model.key"  # which trial the model is of
@@ -99,7 +97,7 @@ def tune(
     search = _Search(space, partial, journal, scorer, executor or LocalExecutor())
     if options.strategy == "optuna":
         num_models = options.num_trials * max(1, len(space.iterations))
-    with _held(partial, target):
+    with held(partial, f"{target}: another search is writing it just now"):
         journal.open(resume=resume)
         try:
             for number, choice in enumerate(_candidates(space, options, search)):
@@ -183,20 +181,6 @@ class _Search:
                 prepare(recipe), self.folder / MODEL, executor=self.executor, overwrite=True
             )
         kept.unlink(missing_ok=True)
-
-
-@contextmanager
-def _held(partial: Path, target: Path) -> Iterator[None]:
-    """Keep other searches out of the folder."""
-    try:
-        lock = hold(partial)
-    except BlockingIOError as error:
-        raise OutputError(f"{target}: another search is writing it just now") from error
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
 
 
 def _check_target(
