@@ -1,0 +1,181 @@
+"""What a suite found, as `results.json` in its folder holds it.
+
+Scores are shares from 0 to 1. Everything that is drawn or tabulated is made from this file alone.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from matsmerge.errors import DataError
+
+FORMAT_VERSION = 1
+RESULTS = "results.json"
+
+INDIVIDUAL, JOINT, ENSEMBLE, BASE = "individual", "joint", "ensemble", "base"
+REFERENCES = (BASE, INDIVIDUAL, JOINT, ENSEMBLE)  # rows of a comparison that are no merges
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Scores(_Part):
+    """Of one model, by task, with the standard error over the task's examples."""
+
+    tasks: dict[str, float]
+    errors: dict[str, float]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.tasks.values()) / len(self.tasks)
+
+
+class Row(_Part):
+    """What one method, or one of `REFERENCES`, reached with one seed."""
+
+    method: str
+    seed: int
+    test: Scores
+    validation: float | None = None  # the mean over tasks by which it was chosen
+    chosen: dict[str, Any] = Field(default_factory=dict)  # values of what was tuned
+    num_tried: int = 1
+    recipe: dict[str, Any] | None = None  # the one that was chosen
+    merge: dict[str, Any] | None = None  # its merge.json, with every layer's convergence
+
+
+class Cell(_Part):
+    """An objective solved from an init."""
+
+    init: str
+    objective: str
+    seed: int
+    score: float  # the mean over tasks, test split
+    of_init: float
+    chosen: dict[str, Any] = Field(default_factory=dict)
+
+
+class FisherScore(_Part):
+    """A method with the Fisher information taken one of four ways."""
+
+    method: str
+    expectation: str  # empirical or true
+    split: str  # what it was collected from
+    seed: int
+    score: float  # the mean over tasks, validation split
+
+
+class CurvePoint(_Part):
+    """A model on the way of the solver."""
+
+    iterations: int
+    score: float  # the mean over tasks, validation split
+    residual: float  # of the linear system, by that of the start; the median over layers
+    objective: float  # by that of the start; the median over layers
+
+
+class Curve(_Part):
+    """Conjugate gradients, from the start on."""
+
+    name: str
+    seed: int
+    points: list[CurvePoint]
+
+
+class Cost(_Part):
+    """What a merge takes."""
+
+    method: str
+    operations: float | None = None  # by the paper's formulas, statistics included
+    seconds: list[float] = Field(default_factory=list)  # of merges, repeated
+    statistics_seconds: float | None = None  # of collecting what it needs, all models together
+
+
+class Point(_Part):
+    """A model in a plane of parameters."""
+
+    name: str
+    x: float
+    y: float
+
+
+class Landscape(_Part):
+    """Losses of tasks in a plane through three models, and where merges fall on it.
+
+    The plane is that of one layer; coordinates are in units of the distance between models.
+    """
+
+    layer: str
+    xs: list[float]
+    ys: list[float]
+    losses: dict[str, list[list[float]]]  # by task, row by row of ys
+    models: list[Point]  # what was merged
+    merges: list[Point]
+    paths: dict[str, list[Point]] = Field(default_factory=dict)  # of solvers, by iteration
+
+
+class Intermediate(_Part):
+    """A target task's model merged with one that was trained on another task."""
+
+    donor: str
+    method: str
+    seed: int
+    score: float  # of the target task, test split
+    error: float
+    validation: float | None = None
+    chosen: dict[str, Any] = Field(default_factory=dict)
+
+
+class VariantResults(_Part):
+    """Of one way to fine-tune; what a suite does not ask for is empty."""
+
+    tasks: list[str] = Field(default_factory=list)
+    comparison: list[Row] = Field(default_factory=list)
+    heat_map: list[Cell] = Field(default_factory=list)
+    fisher: list[FisherScore] = Field(default_factory=list)
+    curves: list[Curve] = Field(default_factory=list)
+    costs: list[Cost] = Field(default_factory=list)
+    landscape: Landscape | None = None
+    target: str | None = None
+    intermediate: list[Intermediate] = Field(default_factory=list)
+    subspaces: dict[str, Any] | None = None  # as `mats inspect --subspace --json` says it
+
+
+class StepRecord(_Part):
+    """Something that was done on the way, or found done."""
+
+    name: str
+    kind: str
+    key: str
+    seconds: float
+
+
+class SuiteResults(_Part):
+    """Everything a report needs."""
+
+    format: int = FORMAT_VERSION
+    name: str
+    title: str
+    about: str
+    suite: dict[str, Any]  # the file, as it was run
+    seeds: list[int]
+    variants: dict[str, VariantResults]
+    missing: list[str] = Field(default_factory=list)  # steps that are not done yet
+    steps: list[StepRecord] = Field(default_factory=list)
+    versions: dict[str, str] = Field(default_factory=dict)
+    commit: str | None = None  # of matsmerge, where it runs from a repository
+    machine: dict[str, Any] = Field(default_factory=dict)
+    notes: list[str] = Field(default_factory=list)
+
+
+def read_results(folder: Path) -> SuiteResults:
+    """Of a suite's folder, or the file itself."""
+    path = folder / RESULTS if folder.is_dir() else folder
+    if not path.exists():
+        raise DataError(f"{path}: no such file; `mats experiment run SUITE` writes one")
+    try:
+        return SuiteResults.model_validate_json(path.read_text())
+    except (ValidationError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()
+        raise DataError(f"{path}: not the results of a suite ({' '.join(first[:3])})") from error

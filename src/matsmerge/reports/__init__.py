@@ -1,0 +1,1 @@
+"""Pages and Markdown about merges and suites: `write_report` makes them."""

@@ -1,0 +1,55 @@
+"""Numbers as people read them."""
+
+import math
+from collections.abc import Sequence
+from statistics import fmean, stdev
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+NOTHING = "–"
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean and its standard error; None of a single value."""
+    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return fmean(values), error
+
+
+def percent(share: float | None) -> str:
+    return NOTHING if share is None or math.isnan(share) else f"{100 * share:.1f}"
+
+
+def signed(share: float) -> str:
+    """A difference of shares, in points."""
+    return f"{100 * share:+.1f}".replace("-", "−")
+
+
+def power(value: float | None) -> str:
+    """With a power of ten: 1.3×10¹⁴."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}×10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def duration(value: float) -> str:
+    """In the unit that suits: 42 s, 3 min 10 s, 2 h 5 min."""
+    if value < 60:
+        return f"{seconds(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
