@@ -11,6 +11,8 @@ SOURCE = Path(matsmerge.__file__).parent
 # From the top; a layer may import itself and what stands below it.
 LAYERS = [
     "cli",
+    "reports",
+    "experiments",
     "api",
     "tuning",
     "engine",

@@ -14,9 +14,11 @@ from matsmerge.cli import (
     cost_command,
     display,
     evaluate_command,
+    experiment_command,
     extract_command,
     inspect_command,
     merge_command,
+    report_command,
     stats_command,
     train_command,
     tune_command,
@@ -46,6 +48,9 @@ app.command("tune")(tune_command.tune)
 app.command("extract-lora")(extract_command.extract_lora)
 app.command("cost")(cost_command.cost)
 app.command("inspect")(inspect_command.inspect)
+app.command("report")(report_command.report)
+app.command("demo")(experiment_command.demo)
+app.add_typer(experiment_command.experiment, name="experiment")
 app.add_typer(stats_command.app, name="stats")
 
 
@@ -89,8 +94,7 @@ def run(arguments: list[str]) -> int:
     except MatsError as error:
         display.show_problems(error.problems)
     except (KeyboardInterrupt, typer.Abort):
-        resumable = arguments[:1] and arguments[0] in ("merge", "collect", "train", "tune")
-        display.show_problems(["interrupted" + ("; continue with --resume" if resumable else "")])
+        display.show_problems([f"interrupted{_how_to_continue(arguments)}"])
         return _INTERRUPTED
     except _CommandError as error:
         display.show_problems([error.format_message()])
@@ -104,6 +108,15 @@ def run(arguments: list[str]) -> int:
         )
         return 2
     return 1
+
+
+def _how_to_continue(arguments: list[str]) -> str:
+    match arguments[:2]:
+        case ["merge" | "collect" | "train" | "tune", *_]:
+            return "; continue with --resume"
+        case ["demo"] | ["demo", _] | ["experiment", "run" | "resume"]:
+            return "; the same command continues"
+    return ""
 
 
 if __name__ == "__main__":

@@ -1,0 +1,257 @@
+"""A suite from beginning to end: steps side by side, each done once, and results as they come."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from matsmerge.engine.machine import num_cores
+from matsmerge.errors import DataError, MatsError, ResourceError
+from matsmerge.experiments.hub_check import check_hub
+from matsmerge.experiments.provenance import commit, machine, versions
+from matsmerge.experiments.results import RESULTS, StepRecord, SuiteResults
+from matsmerge.experiments.setup import Local, local
+from matsmerge.experiments.step import Step
+from matsmerge.experiments.store import Store
+from matsmerge.experiments.studies import gather, plan
+from matsmerge.experiments.suite import Suite, make_suite
+from matsmerge.whole_folder import held
+
+STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
+
+
+class Watcher(Protocol):
+    """Who is told what is going on."""
+
+    def planned(self, num_steps: int, num_done: int) -> None: ...
+    def began(self, step: Step) -> None: ...
+    def ended(self, step: Step, seconds: float) -> None: ...
+    def noted(self, note: str) -> None: ...
+
+
+class Silent:
+    """Nobody."""
+
+    def planned(self, num_steps: int, num_done: int) -> None: ...
+    def began(self, step: Step) -> None: ...
+    def ended(self, step: Step, seconds: float) -> None: ...
+    def noted(self, note: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Done:
+    """What became of a step in its process."""
+
+    found: Mapping[str, Any]
+    seconds: float
+
+
+def run_suite(
+    suite: Suite,
+    folder: Path,
+    *,
+    base: Path | None = None,
+    data: Path | None = None,
+    num_workers: int | None = None,
+    watcher: Watcher | None = None,
+) -> SuiteResults:
+    """Do what is not done yet, and write `results.json`.
+
+    `base` and `data` are local folders that take the place of what the suite names. A folder
+    continues where it was left, also with a suite that was changed: only what changed is done.
+    """
+    watcher = watcher or Silent()
+    _check_local(base, data)
+    here = local(base, data, suite.tasks)
+    check_hub(suite, here)
+    (folder / STEPS).mkdir(parents=True, exist_ok=True)
+    with held(folder, f"{folder}: another run is writing it just now"):
+        (folder / SUITE).write_text(_as_yaml(suite))
+        places = {"base": base, "data": data}
+        given = {name: str(place.absolute()) for name, place in places.items() if place}
+        (folder / LOCAL).write_text(yaml.safe_dump(given))
+        store = Store(folder / STEPS)
+        steps = plan(suite, here)
+        try:
+            _run(steps, store, num_workers or num_cores(), watcher)
+        finally:
+            results = _results(suite, here, steps, store)
+            _write(folder / RESULTS, results.model_dump_json(indent=1))
+    return results
+
+
+def resume_suite(
+    folder: Path, *, num_workers: int | None = None, watcher: Watcher | None = None
+) -> SuiteResults:
+    """Continue a run with the suite as it was."""
+    suite, given = read_run(folder)
+    return run_suite(suite, folder, **given, num_workers=num_workers, watcher=watcher)
+
+
+def read_run(folder: Path) -> tuple[Suite, dict[str, Path]]:
+    """The suite of a folder, and the local files it was run with."""
+    path = folder / SUITE
+    if not path.exists():
+        raise DataError(f"{folder}: no run of a suite: it has no {SUITE}")
+    suite = make_suite(str(path), yaml.safe_load(path.read_text()))
+    given = yaml.safe_load((folder / LOCAL).read_text()) if (folder / LOCAL).exists() else {}
+    return suite, {name: Path(place) for name, place in (given or {}).items()}
+
+
+def _as_yaml(suite: Suite) -> str:
+    content = suite.model_dump(mode="json", exclude_unset=True)
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def _check_local(base: Path | None, data: Path | None) -> None:
+    problems = [
+        f"{option} {path}: no such folder"
+        for option, path in (("--base", base), ("--data", data))
+        if path is not None and not path.is_dir()
+    ]
+    if problems:
+        raise DataError(problems)
+
+
+def _run(steps: list[Step], store: Store, num_workers: int, watcher: Watcher) -> None:
+    """Steps in their order, as soon as what they need is there."""
+    done = {step.key for step in steps if store.load(step) is not None}
+    for note in store.notes:
+        watcher.noted(note)
+    waiting = [step for step in steps if step.key not in done]
+    watcher.planned(len(steps), len(done))
+    if not waiting:
+        return
+    running: dict[Future[Done], Step] = {}
+    pool = _pool(num_workers)
+    try:
+        while waiting or running:
+            for step in list(waiting):
+                needed = [n.key for n in step.needs.values() if isinstance(n, Step)]
+                if len(running) < num_workers and done.issuperset(needed):
+                    waiting.remove(step)
+                    watcher.began(step)
+                    paths = {name: store.path(need) for name, need in step.needs.items()}
+                    partial = store.partial(step)
+                    partial.mkdir(exist_ok=True)
+                    future = pool.submit(_perform, step.kind, dict(step.settings), paths, partial)
+                    running[future] = step
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            for future in finished:
+                step = running.pop(future)
+                outcome = _outcome(future, step)
+                store.put(step, outcome.found, outcome.seconds)
+                done.add(step.key)
+                watcher.ended(step, outcome.seconds)
+    except BaseException:
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()  # a step may take an hour
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _pool(num_workers: int) -> Executor:
+    """Processes that stay for several steps; or just this one."""
+    if num_workers == 1:
+        return _Here()
+    return ProcessPoolExecutor(
+        num_workers,
+        multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(max(1, num_cores() // num_workers),),
+    )
+
+
+class _Here(Executor):
+    """One step after the other in this process."""
+
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _outcome(future: "Future[Done]", step: Step) -> Done:
+    try:
+        return future.result()
+    except MatsError as error:
+        problems = [f"{step.name}: {problem}" for problem in error.problems]
+        raise type(error)(problems) from error
+    except BrokenProcessPool as error:
+        raise ResourceError(
+            f"{step.name}: its process was killed, probably for want of memory; run fewer at once "
+            "with --workers, and continue with `mats experiment resume`"
+        ) from error
+
+
+def _begin(num_threads: int) -> None:
+    """Begin as a worker: the parent deals with Ctrl-C, and takes us along when it dies."""
+    import torch
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    torch.set_num_threads(num_threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _perform(kind: str, settings: dict[str, Any], needs: dict[str, Path], out: Path) -> Done:
+    from matsmerge.experiments.actions import ACTIONS
+
+    begin = time.perf_counter()
+    try:
+        found = ACTIONS[kind](settings, needs, out)
+    except MatsError:
+        raise
+    except Exception as error:
+        # The exception itself may not survive the way to another process.
+        raise RuntimeError(traceback.format_exc()) from error
+    return Done(found, time.perf_counter() - begin)
+
+
+def _results(suite: Suite, here: Local, steps: list[Step], store: Store) -> SuiteResults:
+    records = {step.key: store.load(step) for step in steps}
+    return SuiteResults(
+        name=suite.name,
+        title=suite.title,
+        about=suite.about,
+        suite=suite.model_dump(mode="json", exclude_unset=True),
+        seeds=suite.seeds,
+        variants=gather(suite, here, store),
+        missing=[step.name for step in steps if records[step.key] is None],
+        steps=[
+            StepRecord(name=s.name, kind=s.kind, key=s.key, seconds=record.seconds)
+            for s in steps
+            if (record := records[s.key]) is not None
+        ],
+        versions=versions(),
+        commit=commit(),
+        machine=machine(),
+        notes=list(store.notes),
+    )
+
+
+def _write(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)

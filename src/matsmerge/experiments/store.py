@@ -1,0 +1,100 @@
+"""What steps have made: a folder each, complete or not there, and checked before it is used."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matsmerge.experiments.step import Given, Step, digest
+from matsmerge.whole_folder import sync
+
+RECORD = "step.json"
+
+
+@dataclass(frozen=True)
+class Record:
+    """What a step found, and how long it took."""
+
+    found: Mapping[str, Any]
+    seconds: float
+
+
+class Store:
+    """The folder `steps` of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.notes: list[str] = []  # what was damaged
+        self._known: dict[str, Record] = {}
+
+    def path(self, step: "Step | Given") -> Path:
+        """Where a step's output is, or will be; the same step may have been named otherwise."""
+        if isinstance(step, Given):
+            return step.path
+        there = sorted(self.folder.glob(f"*-{step.key[:12]}"))
+        return there[0] if there else self.folder / step.folder_name
+
+    def partial(self, step: Step) -> Path:
+        """Where a step writes; what an interrupted one left is there."""
+        return self.folder / f".{step.folder_name}.partial"
+
+    def load(self, step: Step) -> Record | None:
+        """What a step found; None if it is not done. What is damaged is thrown away."""
+        if step.key not in self._known:
+            path = self.path(step)
+            if not path.exists():
+                return None
+            try:
+                self._known[step.key] = _read(path, step)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                self.notes.append(f"{step.name}: its output was damaged ({error}); done again")
+                shutil.rmtree(path)
+                return None
+        return self._known[step.key]
+
+    def put(self, step: Step, found: Mapping[str, Any], seconds: float) -> None:
+        """Let a step's output appear under its name."""
+        partial = self.partial(step)
+        content: dict[str, Any] = {
+            "name": step.name,
+            "kind": step.kind,
+            "key": step.key,
+            "settings": step.settings,
+            "seconds": round(seconds, 2),
+            "found": found,
+            "files": {str(p.relative_to(partial)): digest(p) for p in _files(partial)},
+        }
+        content["digest"] = _digest(content)
+        record = partial / RECORD
+        record.write_text(json.dumps(content, indent=1))
+        sync(record)
+        target = self.path(step)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+        sync(self.folder)
+        self._known[step.key] = Record(content["found"], content["seconds"])
+
+
+def _read(path: Path, step: Step) -> Record:
+    content = json.loads((path / RECORD).read_text())
+    if content.pop("digest") != _digest(content) or content["key"] != step.key:
+        raise ValueError(f"{RECORD} was changed")
+    found = {str(p.relative_to(path)) for p in _files(path) if p.name != RECORD or p.parent != path}
+    if missing := sorted(set(content["files"]) ^ found):
+        raise ValueError(f"{missing[0]} is missing or new")
+    for name, expected in content["files"].items():
+        if digest(path / name) != expected:
+            raise ValueError(f"{name} was changed")
+    return Record(content["found"], content["seconds"])
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def _digest(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

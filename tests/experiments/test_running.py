@@ -1,0 +1,252 @@
+"""A suite from beginning to end: what is done, what is not done again, what survives."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from tiny_suite import METHODS, make_base, make_data, tiny_suite
+
+from matsmerge.errors import DataError, OutputError
+from matsmerge.experiments.results import BASE, INDIVIDUAL, JOINT, read_results
+from matsmerge.experiments.running import resume_suite, run_suite
+from matsmerge.experiments.step import Step
+from matsmerge.recipes.reading import read_recipe
+from matsmerge.whole_folder import hold
+
+
+class Heard:
+    """What a run said."""
+
+    def __init__(self) -> None:
+        self.counts: tuple[int, int] = (0, 0)
+        self.done: list[str] = []
+        self.notes: list[str] = []
+
+    def planned(self, num_steps: int, num_done: int) -> None:
+        self.counts = (num_steps, num_done)
+
+    def began(self, step: Step) -> None: ...
+
+    def ended(self, step: Step, seconds: float) -> None:
+        self.done.append(step.name)
+
+    def noted(self, note: str) -> None:
+        self.notes.append(note)
+
+
+STUDIES = {
+    "heat_map": {
+        "inits": ["average", "task_arithmetic"],
+        "objectives": {"average": "identity", "RegMean": "gram", "blocks": "block_fisher"},
+        "iterations": [1, 2],
+    },
+    "fisher": {"methods": ["diagonal_fisher"], "splits": ["train", "statistics"]},
+    "curves": {"curves": {"Gram": "mats"}, "iterations": [0, 2, 5]},
+    "costs": {"repeats": 2},
+    "subspaces": {"method": "mats"},
+    "landscape": {
+        "layer": "bert.encoder.layer.1.output.dense.weight",
+        "tasks": ["has_a", "early"],
+        "methods": [],
+        "size": 3,
+        "num_examples": 4,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    make_base(folder / "base")
+    make_data(folder / "data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ran(place: Path) -> Path:
+    """A run of everything there is."""
+    variant = tiny_suite().variants["full"].model_dump(exclude_unset=True) | {"joint": {}}
+    methods = METHODS | {"diagonal_fisher": {"method": "diagonal_fisher"}}
+    suite = tiny_suite(variants={"full": variant}, methods=methods, studies=STUDIES, seeds=[0, 1])
+    narrow = suite.model_dump(mode="json", exclude_unset=True)
+    for study in narrow["studies"].values():
+        study["seeds"] = [0]
+    suite = tiny_suite(**{k: v for k, v in narrow.items() if k != "name"})
+    run_suite(suite, place / "ran", base=place / "base", data=place / "data", num_workers=1)
+    return place / "ran"
+
+
+def test_every_study_has_results(ran: Path) -> None:
+    results = read_results(ran)
+    assert results.missing == []
+    found = results.variants["full"]
+    rows = {(row.method, row.seed) for row in found.comparison}
+    names = [INDIVIDUAL, BASE, JOINT, *METHODS, "diagonal_fisher"]
+    assert rows == {(name, seed) for name in names for seed in (0, 1)}
+    cells = {(c.init, c.objective) for c in found.heat_map}
+    # No statistics are collected for exact blocks of the Fisher information.
+    assert cells == {(i, o) for i in ("average", "task_arithmetic") for o in ("average", "RegMean")}
+    assert len(found.fisher) == 4
+    (curve,) = found.curves
+    assert [p.iterations for p in curve.points] == [0, 2, 5]
+    assert curve.points[0].residual == curve.points[0].objective == 1.0
+    assert curve.points[2].objective < curve.points[1].objective < 1.0
+    costs = {cost.method: cost for cost in found.costs}
+    assert len(costs["mats"].seconds) == 2
+    assert costs["mats"].operations is not None
+    assert costs["mats"].statistics_seconds is not None
+    assert costs["average"].statistics_seconds is None
+    assert costs[JOINT].operations is not None
+    assert found.landscape is not None
+    assert len(found.landscape.losses["has_a"]) == len(found.landscape.ys) == 3
+    assert found.subspaces is not None
+    assert found.subspaces["overlap"][0][0] == pytest.approx(1.0)
+
+
+def test_the_init_of_a_cell_is_the_tuned_one_and_the_average_has_one_solution(ran: Path) -> None:
+    found = read_results(ran).variants["full"]
+    by_name = {row.method: row for row in found.comparison if row.seed == 0}
+    for cell in found.heat_map:
+        assert cell.of_init == by_name[cell.init].test.mean
+        if cell.objective == "average":
+            assert cell.score == by_name["average"].test.mean
+
+
+def test_recipes_of_results_can_be_merged_again(ran: Path) -> None:
+    (folder,) = (ran / "steps").glob("merge-full-0-mats-*")
+    recipe, _ = read_recipe(folder / "recipe.yaml")
+    (row,) = (
+        r
+        for r in read_results(ran).variants["full"].comparison
+        if (r.method, r.seed) == ("mats", 0)
+    )
+    assert row.recipe == yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert row.merge is not None
+    assert row.num_tried == 2
+    assert recipe.method.parameters["iterations"] == row.chosen["iterations"]
+
+
+def test_results_say_where_they_come_from(ran: Path) -> None:
+    results = read_results(ran)
+    assert {"python", "torch", "transformers", "matsmerge"} <= set(results.versions)
+    assert results.seeds == [0, 1]
+    assert results.machine["cores"] >= 1
+    assert results.suite["methods"]["average"] == {"method": "average"}
+    assert all(step.seconds >= 0 for step in results.steps)
+
+
+def test_only_what_changed_is_done(place: Path, ran: Path) -> None:
+    before = read_results(ran)
+    heard = Heard()
+    results = resume_suite(ran, num_workers=1, watcher=heard)
+    assert heard.done == []
+    assert results.variants == before.variants
+    # One file is damaged, and one method searches further.
+    (model,) = (ran / "steps").glob("merge-full-1-average-*/model/model.safetensors")
+    model.write_bytes(model.read_bytes()[:-4] + b"\0\0\0\1")
+    content = before.suite
+    content["methods"]["task_arithmetic"]["search"] = {"scale": [0.3, 0.5]}
+    content["studies"] = {}
+    heard = Heard()
+    suite = tiny_suite(**{k: v for k, v in content.items() if k != "name"})
+    again = run_suite(
+        suite, ran, base=place / "base", data=place / "data", num_workers=1, watcher=heard
+    )
+    assert sorted(heard.done) == [
+        "merge full 0 task_arithmetic",
+        "merge full 1 average",
+        "merge full 1 task_arithmetic",
+    ]
+    assert len(heard.notes) == 1
+    assert "merge full 1 average" in heard.notes[0]
+    for old, new in zip(
+        before.variants["full"].comparison, again.variants["full"].comparison, strict=True
+    ):
+        if old.method != "task_arithmetic":
+            assert old == new
+
+
+def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
+    suite = tiny_suite(methods={"average": METHODS["average"]})
+    out = place / "processes"
+    results = run_suite(suite, out, base=place / "base", data=place / "data", num_workers=2)
+    rows = {r.method: r for r in results.variants["full"].comparison}
+    for row in read_results(ran).variants["full"].comparison:
+        if row.seed == 0 and row.method in rows:
+            assert rows[row.method].test == row.test
+
+
+def test_a_killed_run_is_continued(place: Path) -> None:
+    """Killed without warning in the middle, workers and all."""
+    out = place / "killed"
+    methods = {"average": METHODS["average"]}
+    suite = place / "killed.yaml"
+    content = tiny_suite(methods=methods).model_dump(mode="json", exclude_unset=True)
+    suite.write_text(yaml.safe_dump(content))
+    command = [sys.executable, "-m", "matsmerge", "experiment", "run", str(suite)]
+    places = {"--out": out, "--base": place / "base", "--data": place / "data"}
+    command += [part for option, path in places.items() for part in (option, str(path))]
+    command += ["--workers", "2"]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    steps = out / "steps"
+    end = time.monotonic() + 120
+    while not list(steps.glob("train-*")) and time.monotonic() < end:
+        time.sleep(0.05)
+    run.send_signal(signal.SIGKILL)
+    run.wait()
+    done = {path.name for path in steps.glob("*") if not path.name.startswith(".")}
+    assert done
+    heard = Heard()
+    results = resume_suite(out, num_workers=1, watcher=heard)
+    assert results.missing == []
+    assert heard.counts[1] >= 1
+    assert done <= {path.name for path in steps.iterdir()}
+    assert not list(steps.glob(".*"))
+
+
+def test_what_fails_is_named_and_the_rest_is_kept(place: Path) -> None:
+    suite = tiny_suite(
+        methods={"broken": {"method": {"name": "mats", "objective": "block_fisher"}}}
+    )
+    out = place / "failing"
+    with pytest.raises(Exception, match="merge full 0 broken"):
+        run_suite(suite, out, base=place / "base", data=place / "data", num_workers=1)
+    results = read_results(out)
+    assert "merge full 0 broken" in results.missing
+    assert [row.method for row in results.variants["full"].comparison] == [INDIVIDUAL]
+
+
+def test_bad_places(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        run_suite(tiny_suite(), tmp_path / "run", base=tmp_path / "x", data=tmp_path / "y")
+    assert len(caught.value.problems) == 2
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(DataError, match="no run of a suite"):
+        resume_suite(tmp_path)
+    (tmp_path / "busy").mkdir()
+    lock = hold(tmp_path / "busy")
+    try:
+        with pytest.raises(OutputError, match="another run"):
+            run_suite(tiny_suite(), tmp_path / "busy", base=place / "base", data=place / "data")
+    finally:
+        assert lock is not None
+        os.close(lock)
+
+
+def test_without_the_hub_all_that_is_missing_is_named(tmp_path: Path) -> None:
+    content = tiny_suite().model_dump(mode="json", exclude_unset=True)
+    content["tasks"]["has_a"]["data"] = "nobody/letters:all"
+    suite = tiny_suite(tasks=content["tasks"])
+    with pytest.raises(DataError) as caught:
+        run_suite(suite, tmp_path / "run")
+    text = str(caught.value)
+    assert "nowhere/base (base model)" in text
+    assert "nobody/letters (data of has_a)" in text
+    assert "text-small" in text
+    assert "paper-t0-8" not in text
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,145 @@
+"""Suite files: what they may say, and what is wrong with those that say something else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tiny_suite import METHODS, tiny_suite
+
+from matsmerge.errors import RecipeError
+from matsmerge.experiments.setup import Local, Setup, local, needs_statistics
+from matsmerge.experiments.sources import SOURCES
+from matsmerge.experiments.studies import plan
+from matsmerge.experiments.suite import (
+    Made,
+    MethodOfSuite,
+    Suite,
+    find_suite,
+    read_suite,
+    suite_files,
+)
+
+
+@pytest.mark.parametrize("name", suite_files())
+def test_suites_of_the_package_can_be_planned(name: str) -> None:
+    suite = find_suite(name)
+    assert suite.name == name
+    steps = plan(suite, Local())
+    assert len({step.key for step in steps}) == len(steps)
+    sources = [task.source for task in suite.tasks.values() if task.source is not None]
+    sources += [suite.base.source] if isinstance(suite.base, Made) else []
+    assert set(sources) <= set(SOURCES)
+    if suite.offline:
+        assert all(task.source for task in suite.tasks.values())
+        assert isinstance(suite.base, Made)
+
+
+def problems(**changes: Any) -> list[str]:
+    with pytest.raises(RecipeError) as caught:
+        tiny_suite(**changes)
+    return caught.value.problems
+
+
+def test_all_that_is_wrong_is_said_at_once() -> None:
+    methods = {
+        "one": {"method": "avrage"},
+        "two": {"method": "mats", "search": {"iterations": "1:x:2"}},
+        "three": {"method": "average", "variants": ["ful"]},
+    }
+    studies = {
+        "heat_map": {"inits": ["one", "four"], "objectives": {"a": "grm"}, "seeds": [7]},
+        "intermediate": {"target": "has_b", "donors": ["early"]},
+    }
+    found = problems(methods=methods, studies=studies, paper={"none": "t0-8/full"})
+    text = "\n".join(found)
+    for part in (
+        "there is no method 'avrage'; did you mean 'average'",
+        "1:x:2",
+        "there is no 'ful'; did you mean 'full'",
+        "there is no 'four'",
+        "there is no 'grm'; did you mean 'gram'",
+        "there is no '7'",
+        "there is no 'has_b'; did you mean 'has_a'",
+        "paper: there is no 'none'",
+    ):
+        assert part in text
+    assert all(problem.startswith("tiny: ") for problem in found)
+
+
+def test_unknown_keys_are_named() -> None:
+    assert problems(speed=1) == ["tiny: unknown key 'speed'"]
+    assert "variants.full.trainings" in problems(variants={"full": {"trainings": {}}})[0]
+
+
+def test_unknown_suites() -> None:
+    with pytest.raises(RecipeError, match="did you mean 'text-small'"):
+        find_suite("text-smal")
+    with pytest.raises(RecipeError, match="there is no suite"):
+        find_suite("nothing.yaml")
+
+
+def own_file(folder: Path) -> Path:
+    content = tiny_suite().model_dump(mode="json", exclude_unset=True)
+    for name in content["tasks"]:
+        (folder / f"{name}.jsonl").write_text("{}\n")
+        content["tasks"][name]["data"] = f"{name}.jsonl"
+    (folder / "own.yaml").write_text(yaml.safe_dump(content))
+    return folder / "own.yaml"
+
+
+def test_data_lie_beside_a_suite_and_count_by_content(tmp_path: Path) -> None:
+    def key() -> str:
+        suite = read_suite(own_path)
+        assert suite.tasks["early"].data == str(tmp_path / "early.jsonl")
+        step = Setup(suite, "full", 0).model("early")
+        assert step is not None
+        return step.key
+
+    own_path = own_file(tmp_path)
+    before = key()
+    assert key() == before
+    (tmp_path / "has_a.jsonl").write_text('{"text": "a"}\n')
+    assert key() == before  # another task's
+    (tmp_path / "early.jsonl").write_text('{"text": "a"}\n')
+    assert key() != before
+
+
+def test_local_data_take_the_place_of_the_suites(tmp_path: Path) -> None:
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "train.jsonl").write_text("{}")
+    (tmp_path / "has_a.jsonl").write_text("{}")
+    found = local(None, tmp_path, ["early", "has_a", "more"])
+    assert found.data["early"].path == tmp_path / "early"
+    assert found.data["has_a"].path == tmp_path / "has_a.jsonl"
+    assert set(found.data) == {"early", "has_a"}
+
+
+def test_seeds_change_training_and_splits() -> None:
+    suite = tiny_suite()
+    models = [Setup(suite, "full", seed).model("early") for seed in (0, 1)]
+    settings = [model.settings for model in models if model is not None]
+    assert [s["options"]["seed"] for s in settings] == [0, 1]
+    assert [s["tasks"][0]["seed"] for s in settings] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("average", False),
+        ("actmat", False),
+        ("mats", True),
+        ({"name": "mats", "objective": "identity"}, False),
+        ({"name": "mats", "objective": "identity", "init": "regmean"}, True),
+    ],
+)
+def test_statistics_are_collected_for_those_who_need_them(method: Any, expected: bool) -> None:
+    assert needs_statistics(MethodOfSuite(method=method)) is expected
+
+
+def test_only_what_is_needed_is_planned() -> None:
+    def kinds(suite: Suite) -> set[str]:
+        return {step.kind for step in plan(suite, Local())}
+
+    assert "collect" not in kinds(tiny_suite(methods={"average": METHODS["average"]}))
+    assert "collect" in kinds(tiny_suite())
