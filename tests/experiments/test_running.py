@@ -228,6 +228,11 @@ def test_bad_places(place: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     with pytest.raises(DataError, match="no run of a suite"):
         resume_suite(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis").write_text("")
+    for out, problem in (("mine", "something else"), ("mine/thesis", "is a file")):
+        with pytest.raises(OutputError, match=problem):
+            run_suite(tiny_suite(), tmp_path / out, base=place / "base", data=place / "data")
     (tmp_path / "busy").mkdir()
     lock = hold(tmp_path / "busy")
     try:

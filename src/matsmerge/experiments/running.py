@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import yaml
 
 from matsmerge.engine.machine import num_cores
-from matsmerge.errors import DataError, MatsError, ResourceError
+from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
 from matsmerge.experiments.hub_check import check_hub
 from matsmerge.experiments.provenance import commit, machine, versions
 from matsmerge.experiments.results import RESULTS, StepRecord, SuiteResults
@@ -72,6 +72,7 @@ def run_suite(
     """
     watcher = watcher or Silent()
     _check_local(base, data)
+    _check_folder(folder)
     here = local(base, data, suite.tasks)
     check_hub(suite, here)
     (folder / STEPS).mkdir(parents=True, exist_ok=True)
@@ -123,12 +124,21 @@ def _check_local(base: Path | None, data: Path | None) -> None:
         raise DataError(problems)
 
 
+def _check_folder(folder: Path) -> None:
+    """A new or empty folder, or one of a run."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder}: is a file, expected a folder to write the run to")
+    if folder.exists() and any(folder.iterdir()) and not (folder / STEPS).is_dir():
+        raise OutputError(f"{folder}: holds something else than a run; choose another folder")
+
+
 def _run(steps: list[Step], store: Store, num_workers: int, watcher: Watcher) -> None:
     """Steps in their order, as soon as what they need is there."""
     done = {step.key for step in steps if store.load(step) is not None}
     for note in store.notes:
         watcher.noted(note)
     waiting = [step for step in steps if step.key not in done]
+    store.forget_partials(but=waiting)
     watcher.planned(len(steps), len(done))
     if not waiting:
         return

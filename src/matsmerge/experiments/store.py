@@ -3,7 +3,7 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,13 @@ class Store:
     def partial(self, step: Step) -> Path:
         """Where a step writes; what an interrupted one left is there."""
         return self.folder / f".{step.folder_name}.partial"
+
+    def forget_partials(self, but: Iterable[Step]) -> None:
+        """Remove what interrupted steps left that nobody will continue."""
+        kept = {self.partial(step) for step in but}
+        for path in self.folder.glob(".*.partial"):
+            if path not in kept:
+                shutil.rmtree(path)
 
     def load(self, step: Step) -> Record | None:
         """What a step found; None if it is not done. What is damaged is thrown away."""

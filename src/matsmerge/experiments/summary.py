@@ -14,18 +14,20 @@ class Summary:
 
     mean: float
     error: float | None  # standard error over seeds; None of a single one
-    num_seeds: int
 
     def __str__(self) -> str:
         error = "" if self.error is None else f" ± {100 * self.error:.1f}"
         return f"{100 * self.mean:.1f}{error}"
 
 
+def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and its standard error from how far the values differ; None of a single one."""
+    error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+    return statistics.fmean(values), error
+
+
 def summarise(values: Iterable[float]) -> Summary:
-    """The mean, and its standard error from how far the values differ."""
-    found = list(values)
-    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else None
-    return Summary(statistics.fmean(found), error, len(found))
+    return Summary(*mean_and_error(list(values)))
 
 
 def rows_of(variant: VariantResults, method: str) -> list[Row]:

@@ -1,17 +1,9 @@
 """Numbers as people read them."""
 
 import math
-from collections.abc import Sequence
-from statistics import fmean, stdev
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NOTHING = "–"
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean and its standard error; None of a single value."""
-    error = stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
-    return fmean(values), error
 
 
 def percent(share: float | None) -> str:

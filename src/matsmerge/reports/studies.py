@@ -15,12 +15,12 @@ from matsmerge.experiments.results import (
     Intermediate,
     Landscape,
 )
+from matsmerge.experiments.summary import mean_and_error
 from matsmerge.reports import score_figures, study_figures
 from matsmerge.reports.document import Block, Cell, Table
 from matsmerge.reports.numbers import (
     NOTHING,
     duration,
-    mean_and_error,
     percent,
     power,
     seconds,

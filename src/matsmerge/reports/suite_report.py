@@ -12,6 +12,7 @@ from matsmerge.experiments.results import (
     SuiteResults,
     VariantResults,
 )
+from matsmerge.experiments.summary import mean_and_error
 from matsmerge.reports import merge_details, studies
 from matsmerge.reports.document import (
     Block,
@@ -24,7 +25,7 @@ from matsmerge.reports.document import (
     Section,
     Table,
 )
-from matsmerge.reports.numbers import count, duration, mean_and_error, percent
+from matsmerge.reports.numbers import count, duration, percent
 from matsmerge.reports.paper_numbers import PaperColumn, paper_column
 from matsmerge.reports.scores import (
     Score,
