@@ -69,6 +69,7 @@ def test_list_names_all_suites_and_what_they_need(mats: Mats) -> None:
         (("run", "text-small", "--seeds", "one"), "expected numbers"),
         (("run", "text-small", "--variants", "ful"), "did you mean 'full'"),
         (("resume", "nowhere"), "no run of a suite"),
+        (("run", "text-small", "--seeds", "0,0"), "different numbers"),
         (("compare", "nowhere"), "two runs or more"),
         (("compare", "nowhere", "neither"), "no such file"),
         (("run", "paper-t0-8"), "google/t5-large-lm-adapt (base model)"),

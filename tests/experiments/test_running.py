@@ -48,11 +48,10 @@ STUDIES = {
     "fisher": {"methods": ["diagonal_fisher"], "splits": ["train", "statistics"]},
     "curves": {"curves": {"Gram": "mats"}, "iterations": [0, 2, 5]},
     "costs": {"repeats": 2},
-    "subspaces": {"method": "mats"},
+    "subspaces": {},
     "landscape": {
         "layer": "bert.encoder.layer.1.output.dense.weight",
         "tasks": ["has_a", "early"],
-        "methods": [],
         "size": 3,
         "num_examples": 4,
     },
@@ -84,6 +83,9 @@ def ran(place: Path) -> Path:
 def test_every_study_has_results(ran: Path) -> None:
     results = read_results(ran)
     assert results.missing == []
+    assert results.replaced == [
+        "base model: base", "data of has_a: has_a.jsonl", "data of early: early.jsonl"
+    ]  # fmt: skip
     found = results.variants["full"]
     rows = {(row.method, row.seed) for row in found.comparison}
     names = [INDIVIDUAL, BASE, JOINT, *METHODS, "diagonal_fisher"]
@@ -140,6 +142,37 @@ def test_results_say_where_they_come_from(ran: Path) -> None:
     assert all(step.seconds >= 0 for step in results.steps)
 
 
+@pytest.mark.parametrize(
+    "kind", ["train-full-0-early", "collect-full-0-early", "merge-full-0-mats", "costs-full-0"]
+)
+def test_a_step_that_was_complete_but_not_recorded_is_done_again(
+    place: Path, ran: Path, kind: str
+) -> None:
+    """Killed between the end of the work and its record."""
+    before = read_results(ran)
+    (done,) = (p for p in (ran / "steps").iterdir() if p.name.rpartition("-")[0] == kind)
+    partial = done.with_name(f".{done.name}.partial")
+    done.rename(partial)
+    (partial / "step.json").unlink()
+    (partial / "merged").mkdir(exist_ok=True)
+    heard = Heard()
+    results = resume_suite(ran, num_workers=1, watcher=heard)
+    assert len(heard.done) == 1
+    assert results.missing == []
+    assert results.variants["full"].comparison == before.variants["full"].comparison
+    assert place
+
+
+def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
+    suite = tiny_suite(methods={"average": METHODS["average"]})
+    out = place / "processes"
+    results = run_suite(suite, out, base=place / "base", data=place / "data", num_workers=2)
+    rows = {r.method: r for r in results.variants["full"].comparison}
+    for row in read_results(ran).variants["full"].comparison:
+        if row.seed == 0 and row.method in rows:
+            assert rows[row.method].test == row.test
+
+
 def test_only_what_changed_is_done(place: Path, ran: Path) -> None:
     before = read_results(ran)
     heard = Heard()
@@ -169,16 +202,6 @@ def test_only_what_changed_is_done(place: Path, ran: Path) -> None:
     ):
         if old.method != "task_arithmetic":
             assert old == new
-
-
-def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
-    suite = tiny_suite(methods={"average": METHODS["average"]})
-    out = place / "processes"
-    results = run_suite(suite, out, base=place / "base", data=place / "data", num_workers=2)
-    rows = {r.method: r for r in results.variants["full"].comparison}
-    for row in read_results(ran).variants["full"].comparison:
-        if row.seed == 0 and row.method in rows:
-            assert rows[row.method].test == row.test
 
 
 def test_a_killed_run_is_continued(place: Path) -> None:

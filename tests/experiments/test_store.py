@@ -74,11 +74,12 @@ def test_what_was_put_is_found_by_another_run(tmp_path: Path) -> None:
         lambda p: (p / RECORD).unlink(),
         lambda p: (p / RECORD).write_text("{"),
         lambda p: (p / RECORD).write_text("[]"),
+        lambda p: (p / RECORD).write_text("null"),
         lambda p: (p / RECORD).write_text(
             json.dumps({**json.loads((p / RECORD).read_text()), "found": {"score": 0.9}})
         ),
     ],
-    ids=["changed", "gone", "new", "no record", "cut off", "something else", "better score"],
+    ids=["changed", "gone", "new", "no record", "cut off", "a list", "nothing", "better score"],
 )
 def test_what_is_damaged_is_not_trusted(tmp_path: Path, damage: object) -> None:
     step = Step("train", "a", {})

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from tiny_suite import METHODS, tiny_suite
 
-from matsmerge.errors import RecipeError
+from matsmerge.errors import DataError, RecipeError
 from matsmerge.experiments.setup import Local, Setup, local, needs_statistics
 from matsmerge.experiments.sources import SOURCES
 from matsmerge.experiments.studies import plan
@@ -67,6 +67,24 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     assert all(problem.startswith("tiny: ") for problem in found)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seeds": [0, 0]}, "different numbers"),
+        ({"seeds": [-1]}, "from 0 on"),
+        ({"methods": {"joint": {"method": "average"}}}, "'joint' is the name of a row"),
+        ({"methods": {"a": {"method": {"name": "ties", "densty": 0.2}}}}, "densty"),
+        ({"methods": {"a": {"method": "mats", "search": {"iteration": [1]}}}}, "iteration"),
+        ({"variants": {"full": {"statistics": ["grm"]}}}, "grm"),
+        ({"variants": {"full": {"training": {"learning_rat": 1}}}}, "learning_rat"),
+        ({"variants": {"full": {"models": {"other": "x"}}}}, "there is no 'other'"),
+        ({"base": {"source": "minlm"}}, "did you mean 'minilm'"),
+    ],
+)
+def test_what_would_fail_later_is_said_now(changes: Any, message: str) -> None:
+    assert message in problems(**changes)[0]
+
+
 def test_unknown_keys_are_named() -> None:
     assert problems(speed=1) == ["tiny: unknown key 'speed'"]
     assert "variants.full.trainings" in problems(variants={"full": {"trainings": {}}})[0]
@@ -113,6 +131,8 @@ def test_local_data_take_the_place_of_the_suites(tmp_path: Path) -> None:
     assert found.data["early"].path == tmp_path / "early"
     assert found.data["has_a"].path == tmp_path / "has_a.jsonl"
     assert set(found.data) == {"early", "has_a"}
+    with pytest.raises(DataError, match="has nothing for the suite's tasks"):
+        local(None, tmp_path, ["more"])
 
 
 def test_seeds_change_training_and_splits() -> None:

@@ -77,8 +77,11 @@ def run(
     """
     from matsmerge.experiments.running import run_suite
     from matsmerge.experiments.suite import find_suite
+    from matsmerge.reports.paper_numbers import paper_column
 
     found = restrict(find_suite(suite), seeds, variants)
+    for column in found.paper.values():
+        paper_column(column)  # that it is one is said before anything is done
     folder = out or Path("runs") / found.name
     with watching(quiet=quiet) as watcher:
         results = run_suite(
@@ -223,22 +226,13 @@ def watching(*, quiet: bool) -> Iterator[_Steps]:
 
 def finish(results: "SuiteResults", folder: Path, *, quiet: bool) -> None:
     """The table on the screen, the report in the folder."""
-    from matsmerge.experiments.summary import mean_test, ranked, rows_of, task_test
+    from matsmerge.experiments.comparing import score_tables
     from matsmerge.reports.writing import Outputs, write_report
 
     write_report(folder, Outputs(page=folder / REPORT), overwrite=True)
     if quiet:
         return
-    for name, variant in results.variants.items():
-        if variant.comparison:
-            display.stdout.print(f"{name}: test accuracy in percent", markup=False, style="bold")
-            rows = [
-                (
-                    method,
-                    *(str(task_test(rows_of(variant, method), task)) for task in variant.tasks),
-                    str(mean_test(rows_of(variant, method))),
-                )
-                for method in ranked(variant)
-            ]
-            display.show_table(("", *variant.tasks, "mean"), rows)
+    for title, header, rows in score_tables(results):
+        display.stdout.print(title, markup=False, style="bold")
+        display.show_table(header, rows)
     display.stdout.print(f"report: {folder / REPORT}", markup=False, soft_wrap=True)

@@ -50,6 +50,7 @@ def make(settings: Settings, _: Needs, out: Path) -> Found:
 def fine_tune(settings: Settings, needs: Needs, out: Path) -> Found:
     """A model trained on one task, or on all of them."""
     tasks = read_tasks(settings, needs)
+    shutil.rmtree(out / MODEL, ignore_errors=True)  # complete, but nobody heard of it
     trained = train(
         base_of(settings, needs), tasks, out / MODEL, resume=True, **settings["options"]
     )
@@ -73,6 +74,7 @@ def collect(settings: Settings, needs: Needs, out: Path) -> Found:
         settings["num_examples"], columns=task.columns, wordings=task.wordings,
         batch_size=settings["batch_size"],
     )  # fmt: skip
+    (out / STATISTICS).unlink(missing_ok=True)
     prepared = prepare(loaded, read_split(task, settings["split"]), options, choice)
     prepared.run(Output(out / STATISTICS, resume=True))
     return {"num_examples": prepared.num_examples}
@@ -80,6 +82,8 @@ def collect(settings: Settings, needs: Needs, out: Path) -> Found:
 
 def merge(settings: Settings, needs: Needs, out: Path) -> Found:
     """The best of what a method's search tries by validation, scored on the test split."""
+    for made in (MODEL, TUNED):  # complete, but nobody heard of it
+        shutil.rmtree(out / made, ignore_errors=True)
     recipe = recipe_of(settings, needs)
     if "init" in needs:
         tuned_init = read_yaml(needs["init"] / "recipe.yaml", RecipeError)["method"]

@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +14,35 @@ from matsmerge.engine.executor import SerialExecutor
 from matsmerge.engine.merging import merge_to_folder
 from matsmerge.engine.preparing import prepare
 from matsmerge.errors import RecipeError
-from matsmerge.experiments.inputs import Needs, Settings
-from matsmerge.recipes.reading import read_recipe
+from matsmerge.experiments.inputs import Needs, Settings, recipe_of
+from matsmerge.methods.mats import Mats
+from matsmerge.recipes.recipe import Recipe, make_recipe
 from matsmerge.statistics.statistics import MAIN
 from matsmerge.statistics.statistics_file import open_statistics
+from matsmerge.strict_yaml import read_yaml
 
 
 def measure_costs(settings: Settings, needs: Needs, out: Path) -> dict[str, Any]:
-    """Every method's chosen recipe, merged again a few times."""
+    """Every method as it was chosen, merged again a few times."""
     costs = []
+    model = shape_of(open_checkpoint(recipe_of(settings, needs)["models"][0]["model"]))
+    num_examples, num_tokens = _examples(settings, needs)
     for name in settings["methods"]:
-        recipe = read_recipe(needs[f"merge:{name}"] / "recipe.yaml")[0]
+        chosen = read_yaml(needs[f"merge:{name}"] / "recipe.yaml", RecipeError)["method"]
+        recipe = make_recipe({**recipe_of(settings, needs), "method": chosen})
         seconds = []
         for _ in range(settings["repeats"]):
-            shutil.rmtree(out / "merged", ignore_errors=True)
             prepared = prepare(recipe)
             begin = time.perf_counter()
-            merge_to_folder(prepared, out / "merged", executor=SerialExecutor())
+            merge_to_folder(prepared, out / "merged", executor=SerialExecutor(), overwrite=True)
             seconds.append(round(time.perf_counter() - begin, 3))
         shutil.rmtree(out / "merged")
-        iterations = recipe.method.parameters.get("iterations", 100)
-        costs.append({"method": name, "seconds": seconds, "iterations": iterations})
-    model = shape_of(open_checkpoint(recipe.models[0].model))
-    num_examples, num_tokens = _examples(settings, needs)
-    formulas = VECTOR_FORMULAS if model.are_vectors else FORMULAS
-    for cost in costs:
-        kind = settings["methods"][cost["method"]]
         setting = Setting(
             len(recipe.models), model.num_parameters, model.layers, num_examples, num_tokens,
-            cost.pop("iterations"), model.num_run,
+            num_run=model.num_run,
         )  # fmt: skip
-        cost["operations"] = formulas[kind](setting).total if kind in formulas else None
+        operations = _operations(recipe, setting, are_vectors=model.are_vectors)
+        costs.append({"method": name, "seconds": seconds, "operations": operations})
     if "joint" in needs:
         manifest = read_json(needs["joint"] / "model" / "training.json")
         options = manifest["options"]
@@ -51,6 +50,22 @@ def measure_costs(settings: Settings, needs: Needs, out: Path) -> dict[str, Any]
         operations = training(model.num_run, examples * num_tokens / num_examples)
         costs.append({"method": "joint", "seconds": [], "operations": operations})
     return {"costs": costs}
+
+
+def _operations(recipe: Recipe, setting: Setting, *, are_vectors: bool) -> float | None:
+    """By the formula of the method's name; None if there is none for what the method does."""
+    formula = (VECTOR_FORMULAS if are_vectors else FORMULAS).get(recipe.method.name)
+    method = recipe.method.at_depth(0)
+    if formula is None:
+        return None
+    if isinstance(method, Mats):
+        default = type(method)()
+        if method.stages or type(method.objective) is not type(default.objective):
+            return None
+        iterations = getattr(method.solver, "iterations", None)
+        if iterations is not None:
+            setting = replace(setting, num_iterations=iterations)
+    return formula(setting).total
 
 
 def _examples(settings: Settings, needs: Needs) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Where results come from: versions, commit, machine."""
 
+import functools
 import os
 import platform
 import subprocess
@@ -10,6 +11,12 @@ from typing import Any
 from matsmerge.engine.machine import default_memory_bytes, format_bytes, num_cores
 
 _PACKAGES = ("matsmerge", "torch", "transformers", "peft", "datasets", "safetensors", "numpy")
+
+
+@functools.cache
+def origin() -> dict[str, Any]:
+    """All of it."""
+    return {"versions": versions(), "commit": commit(), "machine": machine()}
 
 
 def versions() -> dict[str, str]:

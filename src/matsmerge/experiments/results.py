@@ -165,6 +165,7 @@ class SuiteResults(_Part):
     steps: list[StepRecord] = Field(default_factory=list)
     versions: dict[str, str] = Field(default_factory=dict)
     commit: str | None = None  # of matsmerge, where it runs from a repository
+    replaced: list[str] = Field(default_factory=list)  # by local files: not what the suite says
     machine: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 

@@ -1,12 +1,13 @@
 """A suite from beginning to end: steps side by side, each done once, and results as they come."""
 
+import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -18,16 +19,17 @@ import yaml
 from matsmerge.engine.machine import num_cores
 from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
 from matsmerge.experiments.hub_check import check_hub
-from matsmerge.experiments.provenance import commit, machine, versions
+from matsmerge.experiments.provenance import origin
 from matsmerge.experiments.results import RESULTS, StepRecord, SuiteResults
 from matsmerge.experiments.setup import Local, local
 from matsmerge.experiments.step import Step
-from matsmerge.experiments.store import Store
+from matsmerge.experiments.store import Record, Store
 from matsmerge.experiments.studies import gather, plan
 from matsmerge.experiments.suite import Suite, make_suite
 from matsmerge.whole_folder import held
 
 STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
+ALONE = ("costs",)
 
 
 class Watcher(Protocol):
@@ -71,6 +73,7 @@ def run_suite(
     continues where it was left, also with a suite that was changed: only what changed is done.
     """
     watcher = watcher or Silent()
+    folder = folder.absolute()
     _check_local(base, data)
     _check_folder(folder)
     here = local(base, data, suite.tasks)
@@ -138,7 +141,6 @@ def _run(steps: list[Step], store: Store, num_workers: int, watcher: Watcher) ->
     for note in store.notes:
         watcher.noted(note)
     waiting = [step for step in steps if step.key not in done]
-    store.forget_partials(but=waiting)
     watcher.planned(len(steps), len(done))
     if not waiting:
         return
@@ -148,7 +150,7 @@ def _run(steps: list[Step], store: Store, num_workers: int, watcher: Watcher) ->
         while waiting or running:
             for step in list(waiting):
                 needed = [n.key for n in step.needs.values() if isinstance(n, Step)]
-                if len(running) < num_workers and done.issuperset(needed):
+                if _has_room(step, running, num_workers) and done.issuperset(needed):
                     waiting.remove(step)
                     watcher.began(step)
                     paths = {name: store.path(need) for name, need in step.needs.items()}
@@ -157,7 +159,8 @@ def _run(steps: list[Step], store: Store, num_workers: int, watcher: Watcher) ->
                     future = pool.submit(_perform, step.kind, dict(step.settings), paths, partial)
                     running[future] = step
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in finished:
+            # What went well is kept before it is said what did not.
+            for future in sorted(finished, key=lambda f: f.exception() is not None):
                 step = running.pop(future)
                 outcome = _outcome(future, step)
                 store.put(step, outcome.found, outcome.seconds)
@@ -169,6 +172,13 @@ def _run(steps: list[Step], store: Store, num_workers: int, watcher: Watcher) ->
         raise
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _has_room(step: Step, running: Mapping[Any, Step], num_workers: int) -> bool:
+    """Can a step begin now? What measures time runs alone."""
+    if any(s.kind in ALONE for s in (step, *running.values())):
+        return not running
+    return len(running) < num_workers
 
 
 def _pool(num_workers: int) -> Executor:
@@ -254,11 +264,28 @@ def _results(suite: Suite, here: Local, steps: list[Step], store: Store) -> Suit
             for s in steps
             if (record := records[s.key]) is not None
         ],
-        versions=versions(),
-        commit=commit(),
-        machine=machine(),
-        notes=list(store.notes),
+        **origin(),
+        replaced=_replaced(here),
+        notes=[*store.notes, *_differences([r for r in records.values() if r is not None])],
     )
+
+
+def _replaced(here: Local) -> list[str]:
+    """What the suite names and was not used."""
+    base = [] if here.base is None else [f"base model: {here.base.path.name}"]
+    return base + [f"data of {task}: {given.path.name}" for task, given in here.data.items()]
+
+
+def _differences(records: Sequence[Record]) -> list[str]:
+    """In what the steps were done with, if not all in the same."""
+    notes = []
+    for what in ("versions", "commit", "machine"):
+        found = {json.dumps(r.origin[what], sort_keys=True) for r in records if what in r.origin}
+        if len(found) > 1:
+            notes.append(
+                f"steps were done with {len(found)} different {what}: {'; '.join(sorted(found))}"
+            )
+    return notes
 
 
 def _write(path: Path, text: str) -> None:

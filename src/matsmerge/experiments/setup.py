@@ -3,15 +3,19 @@
 Steps are made when they are asked for; those that are the same are done once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matsmerge.experiments.results import INDIVIDUAL
+from matsmerge.errors import DataError
+from matsmerge.experiments.results import ENSEMBLE, INDIVIDUAL
 from matsmerge.experiments.step import Given, Step, digest
 from matsmerge.experiments.suite import Made, MethodOfSuite, Suite, Variant
+from matsmerge.methods.mats import Mats
+from matsmerge.recipes.recipe import make_recipe
 
+SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 NOTHING = MethodOfSuite(method={"name": "task_arithmetic", "scale": 0.0})  # gives the base
 
 
@@ -23,15 +27,20 @@ class Local:
     data: Mapping[str, Given] = field(default_factory=dict)  # by task
 
 
-def local(base: Path | None, data: Path | None, tasks: Iterable[str]) -> Local:
+def local(base: Path | None, data: Path | None, tasks: Collection[str]) -> Local:
     """A folder with a model, and one with a file or a folder for each task."""
     found: dict[str, Given] = {}
     for task in tasks if data is not None else ():
         assert data is not None
-        for place in (data / task, *sorted(data.glob(f"{task}.*"))):
+        for place in (data / task, *(data / f"{task}{suffix}" for suffix in SUFFIXES)):
             if place.exists():
                 found[task] = Given.at(place)
                 break
+    if data is not None and not found:
+        raise DataError(
+            f"--data {data}: has nothing for the suite's tasks ({', '.join(tasks)}); expected "
+            "TASK.jsonl or a folder TASK with train.jsonl and so on"
+        )
     return Local(None if base is None else Given.at(base), found)
 
 
@@ -93,7 +102,8 @@ class Setup:
                 settings = {"source": task.source, "settings": task.settings}
                 needs[f"data:{name}"] = Step("make", f"data {name}", settings)
             tasks.append(content)
-            contents |= _contents(content.get("data"))
+            for key in ("data", "head", "tokenizer"):
+                contents |= _contents(content.get(key))
         return {"tasks": tasks, **({"contents": contents} if contents else {})}, needs
 
     # Models and their statistics.
@@ -131,9 +141,11 @@ class Setup:
         """Of a task's own model, on its own data."""
         variant = self.variant
         described, needs = self._tasks([task])
+        named = (variant.models or {}).get(task)
         settings = {
             **described,
-            "model": (variant.models or {}).get(task),
+            **({"model_contents": changed} if (changed := _contents(named)) else {}),
+            "model": named,
             "statistics": variant.statistics,
             "expectation": expectation or variant.expectation,
             "split": split or variant.split,
@@ -149,7 +161,10 @@ class Setup:
     def _models(self, tasks: Iterable[str]) -> tuple[dict[str, Any], dict[str, Step | Given]]:
         steps = {f"model:{task}": self.model(task) for task in tasks}
         needs: dict[str, Step | Given] = {n: s for n, s in steps.items() if s is not None}
-        return {"models": dict(self.variant.models or {})}, needs
+        models = dict(self.variant.models or {})
+        given = {task: _contents(model) for task, model in models.items()}
+        changed = {"model_contents": given} if any(given.values()) else {}
+        return {"models": models, **changed}, needs
 
     def _scoring(self) -> dict[str, Any]:
         return {
@@ -207,8 +222,8 @@ class Setup:
         """What was not merged."""
         described, data = self._tasks(tasks or list(self.suite.tasks))
         settings = {**described, **self._scoring(), "row": row, "models": {}}
-        if row == INDIVIDUAL or row == "ensemble":
-            settings["models"] = dict(self.variant.models or {})
+        if row in (INDIVIDUAL, ENSEMBLE):
+            settings |= self._models(tasks or self.suite.tasks)[0]
         needs: dict[str, Step | Given] = {f"model:{n}": step for n, step in models.items()}
         return Step("test", f"test {self._name} {row}", settings, {**needs, **data})
 
@@ -220,7 +235,7 @@ class Setup:
     def ensemble(self) -> Step:
         _, steps = self._models(self.suite.tasks)
         models = {n.removeprefix("model:"): s for n, s in steps.items() if isinstance(s, Step)}
-        return self.testing("ensemble", models)
+        return self.testing(ENSEMBLE, models)
 
     # Studies.
 
@@ -231,13 +246,21 @@ class Setup:
         return Step("follow", f"follow {self._name} {name}", settings, step.needs)
 
     def costs(self, repeats: int) -> Step:
-        needs: dict[str, Step | Given] = {f"merge:{n}": self.compared(n) for n in self.methods}
+        base, needs = self._base()
+        models, model_needs = self._models(self.suite.tasks)
+        needs |= model_needs
+        needs |= {f"merge:{n}": self.compared(n) for n in self.methods}
         needs |= {f"statistics:{t}": self.statistics(t) for t in self.suite.tasks}
         if (joint := self.joint()) is not None:
             needs["joint"] = joint
         lengths = [task.max_length or 138 for task in self.suite.tasks.values()]
         settings = {
-            "methods": {name: method.name for name, method in self.methods.items()},
+            **base,
+            **models,
+            "merged": list(self.suite.tasks),
+            "method": "average",
+            "heads": self.variant.heads,
+            "methods": list(self.methods),
             "repeats": repeats,
             "length": sum(lengths) / len(lengths),
         }
@@ -267,10 +290,7 @@ def _contents(data: str | Mapping[str, str] | None) -> dict[str, str]:
 
 
 def needs_statistics(method: MethodOfSuite) -> bool:
-    """Does a method, or one that its search may choose, look at statistics?"""
-    from matsmerge.methods import METHODS
-    from matsmerge.methods.mats import Mats
-
-    content = {"name": method.method} if isinstance(method.method, str) else dict(method.method)
-    made = METHODS[str(content.pop("name"))].model_validate(content)
+    """Does a method look at statistics?"""
+    recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": method.method})
+    made = recipe.method.at_depth(0)
     return isinstance(made, Mats) and bool(made.needed_statistics)

@@ -3,11 +3,12 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from matsmerge.experiments.provenance import origin
 from matsmerge.experiments.step import Given, Step, digest
 from matsmerge.whole_folder import sync
 
@@ -20,6 +21,7 @@ class Record:
 
     found: Mapping[str, Any]
     seconds: float
+    origin: Mapping[str, Any]  # versions, commit and machine it was done with
 
 
 class Store:
@@ -41,13 +43,6 @@ class Store:
         """Where a step writes; what an interrupted one left is there."""
         return self.folder / f".{step.folder_name}.partial"
 
-    def forget_partials(self, but: Iterable[Step]) -> None:
-        """Remove what interrupted steps left that nobody will continue."""
-        kept = {self.partial(step) for step in but}
-        for path in self.folder.glob(".*.partial"):
-            if path not in kept:
-                shutil.rmtree(path)
-
     def load(self, step: Step) -> Record | None:
         """What a step found; None if it is not done. What is damaged is thrown away."""
         if step.key not in self._known:
@@ -56,9 +51,9 @@ class Store:
                 return None
             try:
                 self._known[step.key] = _read(path, step)
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
                 self.notes.append(f"{step.name}: its output was damaged ({error}); done again")
-                shutil.rmtree(path)
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
                 return None
         return self._known[step.key]
 
@@ -72,6 +67,7 @@ class Store:
             "settings": step.settings,
             "seconds": round(seconds, 2),
             "found": found,
+            "origin": origin(),
             "files": {str(p.relative_to(partial)): digest(p) for p in _files(partial)},
         }
         content["digest"] = _digest(content)
@@ -83,11 +79,13 @@ class Store:
             shutil.rmtree(target)
         partial.rename(target)
         sync(self.folder)
-        self._known[step.key] = Record(content["found"], content["seconds"])
+        self._known[step.key] = _record(content)
 
 
 def _read(path: Path, step: Step) -> Record:
     content = json.loads((path / RECORD).read_text())
+    if not isinstance(content, dict):
+        raise ValueError(f"{RECORD} was changed")
     if content.pop("digest") != _digest(content) or content["key"] != step.key:
         raise ValueError(f"{RECORD} was changed")
     found = {str(p.relative_to(path)) for p in _files(path) if p.name != RECORD or p.parent != path}
@@ -96,7 +94,11 @@ def _read(path: Path, step: Step) -> Record:
     for name, expected in content["files"].items():
         if digest(path / name) != expected:
             raise ValueError(f"{name} was changed")
-    return Record(content["found"], content["seconds"])
+    return _record(content)
+
+
+def _record(content: Mapping[str, Any]) -> Record:
+    return Record(content["found"], content["seconds"], content.get("origin", {}))
 
 
 def _files(folder: Path) -> list[Path]:

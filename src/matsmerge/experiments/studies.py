@@ -30,6 +30,7 @@ from matsmerge.experiments.store import Record, Store
 from matsmerge.experiments.suite import MethodOfSuite, Study, Suite
 
 SUBSPACE_ENERGY = 0.9
+_OF_ONE_SEED = ("landscape", "subspaces")  # pictures, not numbers to average
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def gather(suite: Suite, local: Local, store: Store) -> dict[str, VariantResults
 
 def _variant(suite: Suite, parts: dict[str, list[Any]]) -> VariantResults:
     study = suite.studies.intermediate
-    single = {name: parts.pop(name)[0] for name in ("landscape", "subspaces") if name in parts}
+    single = {name: parts.pop(name)[0] for name in _OF_ONE_SEED if name in parts}
     return VariantResults(
         tasks=list(suite.tasks), target=None if study is None else study.target, **parts, **single
     )
@@ -77,11 +78,11 @@ def _ask(suite: Suite, local: Local) -> Iterator[Asked]:
                 yield from _intermediate(setup)
     for name, ask in _STUDIES.items():
         for variant in suite.variants:
-            for seed in suite.seeds:
-                setup = Setup(suite, variant, seed, local)
-                study = getattr(studies, name)
-                if study is not None and _is_for(study, setup):
-                    yield from ask(setup)
+            setups = [Setup(suite, variant, seed, local) for seed in suite.seeds]
+            study = getattr(studies, name)
+            chosen = [s for s in setups if study is not None and _is_for(study, s)]
+            for setup in chosen[:1] if name in _OF_ONE_SEED else chosen:
+                yield from ask(setup)
 
 
 def _is_for(study: Study, setup: Setup) -> bool:

@@ -1,20 +1,25 @@
 """A suite in a file: base model, tasks, fine-tuning, statistics, methods, and what to find out."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from matsmerge.errors import RecipeError, closest
+from matsmerge.experiments.results import REFERENCES
+from matsmerge.experiments.sources import SOURCES
 from matsmerge.methods import METHODS
 from matsmerge.methods.objectives import OBJECTIVES
+from matsmerge.statistics.options import make_options as statistics_options
 from matsmerge.strict_yaml import read_yaml
 from matsmerge.tasks.task_file import TaskFile
-from matsmerge.tuning.search_space import parse_values
+from matsmerge.training.options import make_options as training_options
+from matsmerge.tuning.search_space import SearchSpace, parse_values
 
 FOLDER = Path(__file__).parent / "suites"
+RESERVED = (*REFERENCES, "sequential")
 
 
 class _Part(BaseModel):
@@ -102,11 +107,10 @@ class CostStudy(Study):
 
 
 class LandscapeStudy(Study):
-    """Losses in a plane through three models."""
+    """Losses in a plane through the base and two models, or through three models."""
 
     layer: str
     tasks: list[str] = Field(min_length=2, max_length=3)
-    methods: list[str]
     size: int = Field(default=25, ge=3)  # points on a side
     num_examples: int = Field(default=200, ge=1)
 
@@ -121,8 +125,6 @@ class IntermediateStudy(Study):
 
 class SubspaceStudy(Study):
     """How far the tasks' subspaces overlap."""
-
-    method: str  # whose merged model is placed in them
 
 
 class Studies(_Part):
@@ -166,17 +168,23 @@ class Suite(_Part):
 
 def _problems(suite: Suite) -> Iterator[str]:
     """Names of one part that no other part has."""
+    if len(set(suite.seeds)) < len(suite.seeds) or min(suite.seeds) < 0:
+        yield f"seeds: expected different numbers from 0 on, found {suite.seeds}"
     for name, method in suite.methods.items():
+        if name in RESERVED:
+            yield f"methods: '{name}' is the name of a row that is no merge; choose another"
         if method.name not in METHODS:
-            yield (
-                f"methods: {name}: there is no method '{method.name}'"
-                f"{closest(method.name, METHODS)}"
-            )
-        for key, values in method.search.items():
-            try:
-                parse_values(key, values)
-            except RecipeError as error:
-                yield from (f"methods: {name}: {problem}" for problem in error.problems)
+            hint = closest(method.name, METHODS)
+            yield f"methods: {name}: there is no method '{method.name}'{hint}"
+        else:
+            yield from _said_by(f"methods: {name}", _check_method, method, list(suite.tasks))
+    for name, variant in suite.variants.items():
+        yield from _said_by(f"variants: {name}", _check_variant, variant)
+    sources = {f"tasks: {name}": task.source for name, task in suite.tasks.items()}
+    sources["base"] = suite.base.source if isinstance(suite.base, Made) else None
+    for where, source in sources.items():
+        if source is not None and source not in SOURCES:
+            yield f"{where}: there is no source '{source}'{closest(source, SOURCES)}"
     named: list[tuple[str, Iterable[str], Iterable[str]]] = [
         (f"methods: {name}: variants", method.variants or (), suite.variants)
         for name, method in suite.methods.items()
@@ -202,6 +210,8 @@ def _problems(suite: Suite) -> Iterator[str]:
     if studies.intermediate:
         wanted = [studies.intermediate.target, *studies.intermediate.donors]
         named.append(("studies: intermediate", wanted, suite.tasks))
+    for name, variant in suite.variants.items():
+        named.append((f"variants: {name}: models", variant.models or (), suite.tasks))
     named.append(("paper", suite.paper, suite.variants))
     for where, names, there in named:
         there = list(there)
@@ -210,6 +220,26 @@ def _problems(suite: Suite) -> Iterator[str]:
             for name in names
             if name not in there
         )
+
+
+def _said_by(where: str, check: Callable[..., None], *parts: Any) -> Iterator[str]:
+    """What is wrong with a part, as those who will read it say."""
+    try:
+        check(*parts)
+    except RecipeError as error:
+        yield from (f"{where}: {problem}" for problem in error.problems)
+
+
+def _check_method(method: MethodOfSuite, names: Sequence[str]) -> None:
+    models = [{"name": name, "model": name} for name in names]
+    recipe = {"models": models, "base": "base", "method": method.method}
+    values = {key: parse_values(key, given) for key, given in method.search.items()}
+    SearchSpace(recipe, values).check()
+
+
+def _check_variant(variant: Variant) -> None:
+    training_options(**{**variant.training, **(variant.joint or {})})
+    statistics_options(statistics=variant.statistics)
 
 
 def _name(part: str | dict[str, Any]) -> str:
@@ -240,24 +270,29 @@ def read_suite(path: Path) -> Suite:
     content = read_yaml(path, RecipeError)
     if not isinstance(content, Mapping):
         raise RecipeError(f"{path}: expected a mapping with keys such as 'base' and 'tasks'")
-    suite = make_suite(path.name, {"name": path.stem, **content})
-    tasks = {
-        name: task if task.data is None else task.model_copy(update=_beside(path, task.data))
-        for name, task in suite.tasks.items()
-    }
-    return suite.model_copy(update={"tasks": tasks})
+    return _resolved(make_suite(path.name, {"name": path.stem, **content}), path)
 
 
-def _beside(path: Path, data: str | Mapping[str, str]) -> dict[str, Any]:
-    """Data in files are relative to the suite's file; other names are of the hub."""
+def _resolved(suite: Suite, path: Path) -> Suite:
+    """Files are relative to the suite's own; other names are of the hub."""
 
-    def place(source: str) -> str:
+    def place(source: Any) -> Any:
+        if isinstance(source, Mapping):
+            return {key: place(value) for key, value in source.items()}
+        if not isinstance(source, str):
+            return source
         other = path.absolute().parent / Path(source).expanduser()
         return str(other) if other.exists() else source
 
-    if isinstance(data, str):
-        return {"data": place(data)}
-    return {"data": {split: place(source) for split, source in data.items()}}
+    def update(part: Any, *names: str) -> Any:
+        found = {name: getattr(part, name) for name in names}
+        return part.model_copy(update={n: place(v) for n, v in found.items() if v is not None})
+
+    parts = {
+        "tasks": {n: update(task, "data", "head", "tokenizer") for n, task in suite.tasks.items()},
+        "variants": {n: update(v, "base", "models") for n, v in suite.variants.items()},
+    }
+    return update(suite, "base").model_copy(update=parts)  # type: ignore[no-any-return]
 
 
 def make_suite(where: str, content: Mapping[str, Any]) -> Suite:

@@ -65,7 +65,7 @@ def _block(block: Block, shown: list[Rows]) -> str:
             return table_to_markdown(block) if block.in_markdown else ""
         case Figure():
             if not block.table.in_markdown or block.table.rows in shown:
-                return escape(block.caption)
+                return ""
             shown.append(block.table.rows)
             return f"{escape(block.caption)}\n\n{table_to_markdown(block.table)}"
         case Convergence():

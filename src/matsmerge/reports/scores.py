@@ -159,7 +159,7 @@ def _cell(
 def _comparison(table: ScoreTable, behind: Table) -> Figure:
     rows = [row for row in table.ordered if row.mean]
     top = table.best
-    seen = f"{top.name} is the best merge" if top else "No merge was scored"
+    seen = f"{top.name} is the best merge on test data" if top else "No merge was scored"
     num = f"the mean over {len(table.tasks)} tasks" if len(table.tasks) > 1 else table.tasks[0]
     caption = f"{seen}; {table.unit}, {num}, with standard errors {table.errors}."
     if any(row.is_reference for row in rows):

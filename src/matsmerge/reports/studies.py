@@ -170,7 +170,7 @@ def _total_seconds(cost: Cost) -> float | None:
 def _cost_table(found: Sequence[Cost], label: Label, paper: PaperColumn | None) -> Table:
     has_paper = paper is not None and bool(paper.operations)
     heads = ["", "operations", *(["operations, paper's"] if has_paper else [])]
-    heads += ["merging, seconds", "statistics, seconds", "together, seconds"]
+    heads += ["merging, seconds", "all statistics, seconds", "together, seconds"]
     heads += ["together, paper's (A6000)"] if has_paper else []
     rows: list[list[Cell | str]] = []
     for cost in found:

@@ -163,7 +163,8 @@ class _Suite:
 
     def __init__(self, results: SuiteResults) -> None:
         self.results = results
-        columns = results.suite.get("paper") or {}
+        # The paper's numbers stand beside ours where the setting is the same.
+        columns = {} if results.replaced else results.suite.get("paper") or {}
         self.variants = [
             _Variant(
                 name, found, self.label, paper_column(columns[name]) if name in columns else None
@@ -212,6 +213,8 @@ class _Suite:
             text += f", in {len(self.variants)} ways ({', '.join(v.name for v in self.variants)})"
         text += ". What a method leaves open was chosen by the mean score on validation data; test "
         text += f"data was scored once, with {count(len(results.seeds), 'seed')}."
+        if results.replaced:
+            text += f" Local files took the place of the suite's: {'; '.join(results.replaced)}."
         rows = []
         order = [variant.name for variant in self.variants]
         for variant, row in sorted(
@@ -251,7 +254,9 @@ class _Suite:
             rows = [row for v, row in self._rows() if v is variant and row.recipe]
             for row in sorted(rows, key=lambda row: self.label(row.method) != best):
                 is_best = self.label(row.method) == best
-                title = self._named(variant, row.method) + (", the best" if is_best else "")
+                title = self._named(variant, row.method) + (
+                    ", the highest on test data" if is_best else ""
+                )
                 blocks.append(
                     merge_details.recipe_code(title, row.recipe or {}, folded=not is_best)
                 )

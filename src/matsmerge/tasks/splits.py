@@ -10,6 +10,7 @@ from matsmerge.errors import DataError, closest
 from matsmerge.tasks.data import Data, read_data
 from matsmerge.tasks.task_file import TaskFile
 
+_APART = ("train", "validation", "test")  # must not share rows
 _PART = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>-?\d+)?:(?P<stop>-?\d+)?\]")
 
 
@@ -58,6 +59,9 @@ def _read_named(name: str, source: str, task: TaskFile, split: str) -> Data:
     data = read_data(source, split=whole)
     slices = {s: part for s, (of, part) in parts.items() if of == whole}
     if all(part is None for part in slices.values()):
+        same = [s for s in slices if s in _APART]
+        if len(same) > 1 and split in same:
+            raise DataError(f"{name}: splits: {' and '.join(same)} are all of '{whole}'; use parts")
         return data
     ranges = {s: range(len(data))[part or slice(None)] for s, part in slices.items()}
     chosen = ranges[split]
