@@ -155,6 +155,8 @@ def restrict(suite: "Suite", seeds: str | None, variants: str | None) -> "Suite"
             raise RecipeError(f"--seeds '{seeds}': expected numbers as in 0,1,2") from None
         content["seeds"] = chosen
         _narrow(content, "seeds", chosen)
+        for variant in content["variants"].values():
+            variant.pop("seeds", None)
     if variants is not None:
         names = [part.strip() for part in variants.split(",")]
         unknown = [name for name in names if name not in suite.variants]

@@ -69,18 +69,20 @@ def _variant(suite: Suite, parts: dict[str, list[Any]]) -> VariantResults:
 
 def _ask(suite: Suite, local: Local) -> Iterator[Asked]:
     studies = suite.studies
-    for variant in suite.variants:
-        for seed in suite.seeds:
-            setup = Setup(suite, variant, seed, local)
+    setups = {
+        name: [Setup(suite, name, seed, local) for seed in variant.seeds or suite.seeds]
+        for name, variant in suite.variants.items()
+    }
+    for of_variant in setups.values():
+        for setup in of_variant:
             if studies.intermediate is None:
                 yield from _comparison(setup)
             elif _is_for(studies.intermediate, setup):
                 yield from _intermediate(setup)
     for name, ask in _STUDIES.items():
-        for variant in suite.variants:
-            setups = [Setup(suite, variant, seed, local) for seed in suite.seeds]
-            study = getattr(studies, name)
-            chosen = [s for s in setups if study is not None and _is_for(study, s)]
+        study = getattr(studies, name)
+        for of_variant in setups.values():
+            chosen = [s for s in of_variant if study is not None and _is_for(study, s)]
             for setup in chosen[:1] if name in _OF_ONE_SEED else chosen:
                 yield from ask(setup)
 

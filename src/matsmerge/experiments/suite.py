@@ -56,6 +56,7 @@ class Variant(_Part):
     expectation: Literal["empirical", "true"] = "empirical"
     heads: str | list[str] | None = None  # patterns of parameters that stay with their task
     base: str | Made | None = None  # instead of the suite's
+    seeds: list[int] | None = Field(default=None, min_length=1)  # None: all of the suite's
 
 
 class MethodOfSuite(_Part):
@@ -180,6 +181,8 @@ def _problems(suite: Suite) -> Iterator[str]:
             yield from _said_by(f"methods: {name}", _check_method, method, list(suite.tasks))
     for name, variant in suite.variants.items():
         yield from _said_by(f"variants: {name}", _check_variant, variant)
+        if others := set(variant.seeds or ()) - set(suite.seeds):
+            yield f"variants: {name}: seeds: {min(others)} is none of the suite's, {suite.seeds}"
     sources = {f"tasks: {name}": task.source for name, task in suite.tasks.items()}
     sources["base"] = suite.base.source if isinstance(suite.base, Made) else None
     for where, source in sources.items():
