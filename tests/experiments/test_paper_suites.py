@@ -146,6 +146,8 @@ def shrunk(name: str, tasks: Sequence[str], methods: Sequence[str] = ()) -> Suit
         if "joint" in variant:
             variant["joint"] = {}
     for method in content["methods"].values():
+        for other in set(SUITES[name].tasks) - set(tasks):
+            method.get("search", {}).pop(f"weight.{other}", None)
         for key, values in method.get("search", {}).items():
             tried = parse_values(key, values)
             assert isinstance(tried, list)

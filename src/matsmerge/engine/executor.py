@@ -1,6 +1,5 @@
 """Where jobs run."""
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -18,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from matsmerge.engine.machine import default_memory_bytes, num_cores
+from matsmerge.engine.machine import default_memory_bytes, die_with, num_cores
 from matsmerge.errors import ResourceError
 
 
@@ -106,7 +105,6 @@ def _take(running: dict[Future[R], int]) -> Iterator[R]:
 
 
 _function: Callable[[Any], Any]
-_PR_SET_PDEATHSIG = 1
 
 
 def _enter_copy(function: Callable[[Any], Any], parent: int) -> None:
@@ -114,9 +112,7 @@ def _enter_copy(function: Callable[[Any], Any], parent: int) -> None:
     global _function
     _function = function
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before we could ask
-        os._exit(1)
+    die_with(parent)
     torch.set_num_threads(1)
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import signal
 from pathlib import Path
 
 from matsmerge.errors import RecipeError
@@ -20,6 +21,7 @@ _UNITS = {
 }
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _MIN_MEMORY_BYTES = 256_000_000  # enough for any merge; asking for less is up to the user
+_PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -91,3 +93,10 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def die_with(parent: int) -> None:
+    """Let Linux kill this process when its parent dies."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before we could ask
+        os._exit(1)

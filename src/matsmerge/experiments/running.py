@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from matsmerge.engine.machine import num_cores
+from matsmerge.engine.machine import die_with, num_cores
 from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
 from matsmerge.experiments.hub_check import check_hub
 from matsmerge.experiments.provenance import origin
@@ -230,7 +231,10 @@ def _begin(num_threads: int) -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    if sys.platform == "linux" and parent.pid is not None:
+        die_with(parent.pid)
+    else:
+        threading.Thread(target=watch, daemon=True).start()
     torch.set_num_threads(num_threads)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
 

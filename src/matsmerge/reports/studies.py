@@ -204,8 +204,8 @@ def landscape(found: Landscape | None, label: Label) -> list[Block]:
         ),
     ]
     caption = (
-        f"Level sets of each task's loss in the plane through the models of {found.layer}, in "
-        "units of the distance between models; what a merge has outside of the plane is not seen."
+        f"Level sets of each task's loss in a plane of {found.layer}, on held-out examples, all "
+        "else as in the task's own model. The merges are those of the plane's two parameters."
     )
     return [
         study_figures.level_sets(
