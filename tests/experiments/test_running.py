@@ -1,17 +1,20 @@
 """A suite from beginning to end: what is done, what is not done again, what survives."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from tiny_suite import METHODS, make_base, make_data, tiny_suite
 
-from matsmerge.errors import DataError, OutputError
+from matsmerge.errors import DataError, OutputError, ResourceError
+from matsmerge.experiments.actions import ACTIONS
 from matsmerge.experiments.results import BASE, INDIVIDUAL, JOINT, read_results
 from matsmerge.experiments.running import resume_suite, run_suite
 from matsmerge.experiments.step import Step
@@ -243,6 +246,29 @@ def test_what_fails_is_named_and_the_rest_is_kept(place: Path) -> None:
     results = read_results(out)
     assert "merge full 0 broken" in results.missing
     assert [row.method for row in results.variants["full"].comparison] == [INDIVIDUAL]
+
+
+def test_a_full_disk_is_said_and_loses_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    suite = tiny_suite(methods={"average": METHODS["average"]})
+    local: dict[str, Any] = {"base": place / "base", "data": place / "data"}
+    monkeypatch.setitem(ACTIONS, "merge", full)
+    with pytest.raises(ResourceError, match="No space left.*the same command continues"):
+        run_suite(suite, tmp_path / "run", **local, num_workers=1)
+    monkeypatch.undo()
+    heard = Heard()
+    assert run_suite(suite, tmp_path / "run", **local, num_workers=1, watcher=heard).missing == []
+    assert all(name.startswith("merge") for name in heard.done)
+
+
+def test_results_that_were_cut_off(ran: Path, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text((ran / "results.json").read_text()[:3000])
+    with pytest.raises(DataError, match="not the results of a suite, or damaged"):
+        read_results(tmp_path)
 
 
 def test_bad_places(place: Path, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def compare_subspaces(settings: Settings, needs: Needs, _: Path) -> Found:
     }
 
 
-ACTIONS: Mapping[str, Action] = {
+ACTIONS: dict[str, Action] = {
     "make": make,
     "train": fine_tune,
     "collect": collect,

@@ -178,5 +178,8 @@ def read_results(folder: Path) -> SuiteResults:
     try:
         return SuiteResults.model_validate_json(path.read_text())
     except (ValidationError, UnicodeDecodeError) as error:
-        first = str(error).splitlines()
-        raise DataError(f"{path}: not the results of a suite ({' '.join(first[:3])})") from error
+        first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error)}
+        where = ".".join(map(str, first.get("loc", ()))) or "the file"
+        raise DataError(
+            f"{path}: not the results of a suite, or damaged ({where}: {first['msg']})"
+        ) from error

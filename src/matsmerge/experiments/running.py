@@ -1,5 +1,6 @@
 """A suite from beginning to end: steps side by side, each done once, and results as they come."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -8,9 +9,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -79,10 +81,21 @@ def run_suite(
     _check_folder(folder)
     here = local(base, data, suite.tasks)
     check_hub(suite, here)
+    with _room_on_disk(folder):
+        return _run_in(folder, suite, here, {"base": base, "data": data}, num_workers, watcher)
+
+
+def _run_in(
+    folder: Path,
+    suite: Suite,
+    here: Local,
+    places: Mapping[str, Path | None],
+    num_workers: int | None,
+    watcher: Watcher,
+) -> SuiteResults:
     (folder / STEPS).mkdir(parents=True, exist_ok=True)
     with held(folder, f"{folder}: another run is writing it just now"):
         (folder / SUITE).write_text(_as_yaml(suite))
-        places = {"base": base, "data": data}
         given = {name: str(place.absolute()) for name, place in places.items() if place}
         (folder / LOCAL).write_text(yaml.safe_dump(given))
         store = Store(folder / STEPS)
@@ -93,6 +106,20 @@ def run_suite(
             results = _results(suite, here, steps, store)
             _write(folder / RESULTS, results.model_dump_json(indent=1))
     return results
+
+
+@contextmanager
+def _room_on_disk(folder: Path) -> Iterator[None]:
+    """A full disk is for the user to put right."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ResourceError(
+            f"{folder}: {error.strerror}; what was done is kept. Make room, and the same command "
+            "continues"
+        ) from error
 
 
 def resume_suite(
@@ -244,7 +271,8 @@ def _perform(kind: str, settings: dict[str, Any], needs: dict[str, Path], out: P
 
     begin = time.perf_counter()
     try:
-        found = ACTIONS[kind](settings, needs, out)
+        with _room_on_disk(out.parent.parent):
+            found = ACTIONS[kind](settings, needs, out)
     except MatsError:
         raise
     except Exception as error:
