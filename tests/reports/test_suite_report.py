@@ -194,5 +194,16 @@ def test_markdown_tables_are_whole() -> None:
     assert_tables_are_whole(markdown)
 
 
+@pytest.mark.parametrize("variants", [("full",), ("full", "ia3")])
+def test_markdown_has_no_heading_above_nothing(variants: tuple[str, ...]) -> None:
+    report = suite_report(make_results(seeds=1, variants=variants))
+    assert "Level sets" in titles(report)
+    paragraphs = to_markdown(report).split("\n\n")
+    assert "## Level sets" not in paragraphs
+    for above, below in pairwise(paragraphs):
+        level = len(above) - len(above.lstrip("#"))
+        assert not (level and below.startswith("#")) or below.startswith("#" * (level + 1))
+
+
 def test_a_page_is_small_enough() -> None:
     assert len(to_page(suite_report(make_results())).encode()) < 8_000_000

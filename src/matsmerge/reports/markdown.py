@@ -14,6 +14,7 @@ from matsmerge.reports.document import (
     Items,
     Paragraph,
     Report,
+    Section,
     Table,
 )
 
@@ -32,13 +33,24 @@ def to_markdown(report: Report) -> str:
         )
         parts.append("\n".join(lines))
     for section in report.shown:
-        parts.append(f"## {escape(section.title)}")
-        shown = [block.rows for block in section.blocks if isinstance(block, Table)]
-        for block in section.blocks:
-            text = _block(block, shown)
-            parts += [text] if text else []
+        parts += _section(section)
     parts.append(f"Made by {escape(report.made_by)}." if report.made_by else "")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _section(section: Section) -> list[str]:
+    """A section's texts; none if all of it is pictures, nor a heading above nothing."""
+    shown = [block.rows for block in section.blocks if isinstance(block, Table)]
+    texts: list[str] = []
+    heading = ""
+    for block in section.blocks:
+        text = _block(block, shown)
+        if isinstance(block, Heading):
+            heading = text
+        elif text:
+            texts += [heading, text] if heading else [text]
+            heading = ""
+    return [f"## {escape(section.title)}", *texts] if texts else []
 
 
 def table_to_markdown(table: Table) -> str:
