@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import display
+from matsmerge.cli.options import RUNNING, AsJson, BatchSize, MaxTokens, Quiet
 
 if TYPE_CHECKING:
     from matsmerge.statistics.data_collecting import PreparedCollection
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 _DATA = "Data"
 _MODEL = "Model"
-_RUNNING = "Running"
 
 
 def collect(
@@ -159,30 +159,19 @@ def collect(
             rich_help_panel=_MODEL,
         ),
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Examples at once, at most.", rich_help_panel=_RUNNING)
-    ] = 32,
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Tokens at once, at most, with padding.", rich_help_panel=_RUNNING
-        ),
-    ] = 4096,
+    batch_size: BatchSize = 32,
+    max_tokens: MaxTokens = 4096,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=_RUNNING)
+        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=RUNNING)
     ] = False,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue a collection that was interrupted.", rich_help_panel=_RUNNING
+            "--resume", help="Continue a collection that was interrupted.", rich_help_panel=RUNNING
         ),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show errors only.", rich_help_panel=_RUNNING)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RUNNING)
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Measure what a model does on its data, once, into one file that others can merge with.
 

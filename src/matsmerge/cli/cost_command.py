@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import display
+from matsmerge.cli.options import AsJson
 from matsmerge.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def cost(
             help="Also run the recipe's merge: operations by torch's counter, seconds, memory.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """What merging takes by the paper's formulas, and what a merge really took.
 

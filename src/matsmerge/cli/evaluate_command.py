@@ -16,11 +16,10 @@ from rich.progress import (
 )
 
 from matsmerge.cli import display
+from matsmerge.cli.options import RUNNING, AsJson, BatchSize, MaxTokens, Quiet
 
 if TYPE_CHECKING:
     from matsmerge.evaluation.results import Results
-
-_RUNNING = "Running"
 
 
 def evaluate(
@@ -73,36 +72,25 @@ def evaluate(
     num_examples: Annotated[
         int,
         typer.Option(
-            min=0, help="The first so many of each task; 0: all.", rich_help_panel=_RUNNING
+            min=0, help="The first so many of each task; 0: all.", rich_help_panel=RUNNING
         ),
     ] = 0,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Examples at once, at most.", rich_help_panel=_RUNNING)
-    ] = 32,
-    max_tokens: Annotated[
-        int,
-        typer.Option(
-            min=1, help="Tokens at once, at most, with padding.", rich_help_panel=_RUNNING
-        ),
-    ] = 4096,
+    batch_size: BatchSize = 32,
+    max_tokens: MaxTokens = 4096,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_RUNNING)
+        str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=RUNNING)
     ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Dtype to run the models in. Default: as stored.", rich_help_panel=_RUNNING
+            help="Dtype to run the models in. Default: as stored.", rich_help_panel=RUNNING
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the folder.", rich_help_panel=_RUNNING)
+        bool, typer.Option("--overwrite", help="Replace the folder.", rich_help_panel=RUNNING)
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show errors only.", rich_help_panel=_RUNNING)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the results as JSON.", rich_help_panel=_RUNNING)
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Score models on tasks: every model on every task, one table.
 

@@ -10,6 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from matsmerge.cli import display
+from matsmerge.cli.options import Quiet
 
 if TYPE_CHECKING:
     from matsmerge.experiments.results import SuiteResults
@@ -24,7 +25,6 @@ experiment = typer.Typer(
 _Workers = Annotated[
     int | None, typer.Option(min=1, help="Steps at once. Default: as many as there are cores.")
 ]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")]
 REPORT = "report.html"
 
 
@@ -67,7 +67,7 @@ def run(
         ),
     ] = None,
     workers: _Workers = None,
-    quiet: _Quiet = False,
+    quiet: Quiet = False,
 ) -> None:
     """Run a suite. What an earlier run in the same folder has done is not done again.
 
@@ -94,7 +94,7 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run that was interrupted.", metavar="FOLDER")],
     workers: _Workers = None,
-    quiet: _Quiet = False,
+    quiet: Quiet = False,
 ) -> None:
     """Continue a run where it was left."""
     from matsmerge.experiments.running import resume_suite
@@ -125,7 +125,7 @@ def demo(
         Path, typer.Option("--out", "-o", help="Folder for everything.", metavar="FOLDER")
     ] = Path("runs/demo"),
     workers: _Workers = None,
-    quiet: _Quiet = False,
+    quiet: Quiet = False,
 ) -> None:
     """Merge four models of real tasks in seven ways, in a few minutes, and look at the result."""
     from matsmerge.experiments.running import run_suite

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from matsmerge.cli import display
+from matsmerge.cli.options import AsJson, Quiet
 
 
 def extract_lora(
@@ -38,8 +39,8 @@ def extract_lora(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an earlier adapter in the output folder.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write the difference of two full models as a LoRA that PEFT loads.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from matsmerge.cli import display, stats_command, subspace_command
+from matsmerge.cli.options import AsJson, Quiet
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
@@ -25,8 +26,8 @@ def inspect(
         str | None,
         typer.Argument(help="A second one: show the differences.", show_default=False),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print as JSON.")] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
     subspace: Annotated[
         bool,
         typer.Option(

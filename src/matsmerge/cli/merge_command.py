@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import display
+from matsmerge.cli.options import RUNNING, AsJson, Quiet
 from matsmerge.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _WITHOUT_FILE = "Without a recipe file"
 _SOLVING = "Solving linear systems (mats and its kin)"
 _ADAPTERS = "Adapters (PEFT)"
-_RUNNING = "Running"
 
 
 def merge(
@@ -289,23 +289,18 @@ def merge(
             metavar="SIZE",
             help="Memory to use beyond the interpreter's own, e.g. 2GB. Default: half of what is "
             "free.",
-            rich_help_panel=_RUNNING,
+            rich_help_panel=RUNNING,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Jobs at once. Default: all cores.", rich_help_panel=_RUNNING),
+        typer.Option(min=1, help="Jobs at once. Default: all cores.", rich_help_panel=RUNNING),
     ] = None,
     shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest file to write.", rich_help_panel=_RUNNING)
+        str, typer.Option(metavar="SIZE", help="Largest file to write.", rich_help_panel=RUNNING)
     ] = "5GB",
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show errors only.", rich_help_panel=_RUNNING)
-    ] = False,
-    as_json: Annotated[
-        bool,
-        typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RUNNING),
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Merge models into one.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from matsmerge.cli import display
+from matsmerge.cli.options import Quiet
 
 _DEFAULT = Path("report.html")
 
@@ -43,7 +44,7 @@ def report(
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace what was written before.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """One page about a merge or a suite, which needs no network: scores, convergence, cost, recipe.
 

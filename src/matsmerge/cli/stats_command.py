@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import collect_command, display
+from matsmerge.cli.options import Quiet
 
 if TYPE_CHECKING:
     from matsmerge.statistics.spectra import Spectrum
@@ -36,7 +37,7 @@ def combine(
         bool, typer.Option("--force", help="Also where they are of different models.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show errors only.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Add up statistics of one model on several parts of its data; each counts by its size."""
     from matsmerge.checkpoints.opening import local_path

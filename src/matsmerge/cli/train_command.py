@@ -17,6 +17,7 @@ from rich.progress import (
 )
 
 from matsmerge.cli import display
+from matsmerge.cli.options import RUNNING, AsJson, Quiet
 
 if TYPE_CHECKING:
     from matsmerge.training.training import Trained
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 _ADAPTER = "Adapter"
 _LENGTH = "Length and validation"
 _OPTIMIZER = "Optimizer"
-_RUNNING = "Running"
 
 
 def train(
@@ -183,14 +183,14 @@ def train(
         typer.Option(
             "--bf16",
             help="Compute in bfloat16, the weights staying as they are.",
-            rich_help_panel=_RUNNING,
+            rich_help_panel=RUNNING,
         ),
     ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(
             help="Of the weights. Default: as stored, in a full model at least float32.",
-            rich_help_panel=_RUNNING,
+            rich_help_panel=RUNNING,
         ),
     ] = None,
     group_by_length: Annotated[
@@ -198,30 +198,26 @@ def train(
         typer.Option(
             "--group-by-length",
             help="Batches of examples of similar length, with less padding.",
-            rich_help_panel=_RUNNING,
+            rich_help_panel=RUNNING,
         ),
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option(help="cpu, cuda or mps. Default: a GPU, if any.", rich_help_panel=_RUNNING),
+        typer.Option(help="cpu, cuda or mps. Default: a GPU, if any.", rich_help_panel=RUNNING),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the folder.", rich_help_panel=_RUNNING)
+        bool, typer.Option("--overwrite", help="Replace the folder.", rich_help_panel=RUNNING)
     ] = False,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
             help="Continue a run that was interrupted, from its last checkpoint.",
-            rich_help_panel=_RUNNING,
+            rich_help_panel=RUNNING,
         ),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show errors only.", rich_help_panel=_RUNNING)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RUNNING)
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Fine-tune a model on a task: AdamW with the paper's settings, the best checkpoint kept.
 

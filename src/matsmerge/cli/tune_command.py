@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import display
+from matsmerge.cli.options import RUNNING, AsJson, BatchSize, Quiet
 from matsmerge.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from matsmerge.tuning.tuning import Tuned
 
 _SEARCH = "What to try"
-_RUNNING = "Running"
 _MAX_SHOWN = 20
 
 
@@ -71,25 +71,19 @@ def tune(
             "--allow-overlap", help="Tune on the data that statistics were collected from."
         ),
     ] = False,
-    batch_size: Annotated[
-        int, typer.Option(min=1, help="Examples at once.", rich_help_panel=_RUNNING)
-    ] = 32,
+    batch_size: BatchSize = 32,
     overwrite: Annotated[
         bool,
-        typer.Option("--overwrite", help="Replace an earlier search.", rich_help_panel=_RUNNING),
+        typer.Option("--overwrite", help="Replace an earlier search.", rich_help_panel=RUNNING),
     ] = False,
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue a search that was interrupted.", rich_help_panel=_RUNNING
+            "--resume", help="Continue a search that was interrupted.", rich_help_panel=RUNNING
         ),
     ] = False,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Show errors only.", rich_help_panel=_RUNNING)
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=_RUNNING)
-    ] = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
 ) -> None:
     """Choose what a recipe leaves open by the merged model's validation score.
 
