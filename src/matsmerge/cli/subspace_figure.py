@@ -1,6 +1,5 @@
 """The figure of `mats inspect --subspace`: spectra, overlaps and distances, side by side."""
 
-import importlib
 import io
 import math
 from pathlib import Path
@@ -22,6 +21,7 @@ _FIGURE_SUFFIXES = (".png", ".svg", ".html")
 def check_figure(target: Path) -> None:
     """Refuse a figure that cannot be drawn or written, before any work."""
     from matsmerge.errors import OutputError
+    from matsmerge.reports.picture import import_matplotlib
 
     problems = []
     if target.suffix not in _FIGURE_SUFFIXES:
@@ -33,27 +33,15 @@ def check_figure(target: Path) -> None:
         problems.append(f"{target.absolute().parent}: no such folder to write the figure into")
     if problems:
         raise OutputError(problems)
-    _matplotlib()
-
-
-def _matplotlib() -> Any:
-    from matsmerge.errors import OutputError
-
-    try:
-        importlib.import_module("matplotlib.figure")
-        return importlib.import_module("matplotlib")
-    except ImportError as error:
-        raise OutputError(
-            f"--figure needs matplotlib, which cannot be imported ({error}); install it with "
-            "`pip install 'matsmerge[figures]'`"
-        ) from error
+    import_matplotlib("--figure")
 
 
 def write_figure(view: "SubspaceView", target: Path) -> None:
     """Draw a view as PNG, SVG or a page with it."""
     from matsmerge.errors import OutputError
+    from matsmerge.reports.picture import import_matplotlib
 
-    matplotlib = _matplotlib()
+    matplotlib = import_matplotlib("--figure")
     drawn = io.BytesIO()
     kind = "png" if target.suffix == ".png" else "svg"
     # Without a date and random identifiers the same view gives the same bytes.

@@ -18,7 +18,7 @@ _INCHES, _DPI = 7.0, 200  # 1,400 pixels wide
 
 def check_picture() -> None:
     """Refuse to begin without matplotlib."""
-    _matplotlib()
+    import_matplotlib("a picture")
 
 
 def draw_comparison(results: SuiteResults) -> bytes:
@@ -28,7 +28,7 @@ def draw_comparison(results: SuiteResults) -> bytes:
     panels = {name: table for name, table in tables.items() if table is not None}
     if not panels:
         raise DataError(f"{results.name}: has compared nothing yet that could be drawn")
-    matplotlib = _matplotlib()
+    matplotlib = import_matplotlib("a picture")
     heights = [0.6 + 0.3 * len(_rows(table)) for table in panels.values()]
     drawn = io.BytesIO()
     with matplotlib.rc_context({"font.size": 9, "text.color": _INK, "axes.labelcolor": _INK}):
@@ -88,12 +88,13 @@ def _draw_panel(axis: Any, table: ScoreTable, title: str) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _matplotlib() -> Any:
+def import_matplotlib(purpose: str) -> Any:
+    """Only those who draw need it."""
     try:
         importlib.import_module("matplotlib.figure")
         return importlib.import_module("matplotlib")
     except ImportError as error:
         raise OutputError(
-            f"a picture needs matplotlib, which cannot be imported ({error}); install it with "
+            f"{purpose} needs matplotlib, which cannot be imported ({error}); install it with "
             "`pip install 'matsmerge[figures]'`"
         ) from error
