@@ -367,9 +367,10 @@ def test_singular_kfac_leaves_the_null_space_at_the_init() -> None:
         matsmerge.collect(m, [torch.randn(300, 8) @ inside.T], "kfac", loss=squares) for m in models
     ]
     init = matsmerge.merge(models, base, "task_arithmetic", scale=0.3)["weight"]
+    options: dict[str, Any] = {"bias": False, "ridge": 0}
     for iterations in (10, 100, 1000):
         merged = matsmerge.merge(
-            models, base, "mats_kfac", statistics=statistics, bias=False, iterations=iterations
+            models, base, "mats_kfac", statistics=statistics, iterations=iterations, **options
         )["weight"]
         assert float(((merged - init) @ outside).norm()) < 1e-4
         assert float(((merged - init) @ inside).norm()) > 0.1

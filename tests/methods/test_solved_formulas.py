@@ -100,6 +100,21 @@ def test_joined_bias(method: str) -> None:
     assert float(difference @ a @ difference / size) < 1e-8
 
 
+def test_a_ridge_of_kfac_is_on_both_factors() -> None:
+    found = merge("mats", init="average", objective="kfac", ridge=0.3, iterations=2000)
+    for module in LAYERS:
+        name = f"{module}.weight"
+        ridged = [
+            [
+                factor.double() + 0.3 * factor.double().diagonal().mean() * torch.eye(len(factor))
+                for factor in (s.output_factor(module), s.gram(module))
+            ]
+            for s in STATISTICS
+        ]
+        dense = [torch.kron(outputs, inputs) for outputs, inputs in ridged]
+        close(found[name], solve_dense(dense, [s[name] for s in STATES], average(name)))
+
+
 @pytest.mark.parametrize("module", ["first", "second"])
 def test_kfac_of_two_models_in_closed_form(module: str) -> None:
     name = f"{module}.weight"

@@ -167,7 +167,8 @@ def merge(
     ridge: Annotated[
         float | None,
         typer.Option(
-            help="Added to each covariance's diagonal, relative to its mean.",
+            help="Added to the diagonal of each covariance, of K-FAC to both factors; relative to "
+            "its mean.",
             rich_help_panel=_SOLVING,
         ),
     ] = None,

@@ -76,17 +76,21 @@ class Gram(Objective):
     def adjusted(self, statistics: Statistics, m: Map, found: Found, of: str) -> Tensor:
         """A map's second moment in float64 with off-diagonal scale and ridge."""
         gram = statistics.gram(m.module, of, bias=found.bias is not None).double()
-        if gram.ndim == 1:
-            return gram + self.ridge * gram.mean()
-        diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        mean = diagonal.mean(-1, keepdim=True)
-        if self.off_diagonal != 1:
+        if self.off_diagonal != 1 and gram.ndim > 1:
+            diagonal = gram.diagonal(dim1=-2, dim2=-1)
             kept = diagonal.clone()
             gram *= self.off_diagonal
             diagonal.copy_(kept)
-        if self.ridge:
-            diagonal += self.ridge * mean
-        return gram
+        return self.with_ridge(gram)
+
+    def with_ridge(self, factor: Tensor) -> Tensor:  # (..., d, d), or a diagonal (d,)
+        """A covariance that has a little of every direction."""
+        if not self.ridge:
+            return factor
+        raised = factor.clone()
+        diagonal = raised if raised.ndim == 1 else raised.diagonal(dim1=-2, dim2=-1)
+        diagonal += self.ridge * diagonal.mean(-1, keepdim=True)
+        return raised
 
 
 def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) -> Found:

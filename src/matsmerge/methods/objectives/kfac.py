@@ -1,5 +1,7 @@
 """The block Fisher information of a layer, by K-FAC."""
 
+import torch
+
 from matsmerge.linalg.kronecker_sums import trace_of
 from matsmerge.linalg.operators import Kronecker, Operator, Sum
 from matsmerge.linalg.rounding import without_negative
@@ -12,7 +14,8 @@ class Kfac(Gram):
     """C_m(X) = O_m X G_m, G_m second moment of inputs, O_m of gradients at outputs.
 
     The paper's block-diagonal Fisher merging, in its layout (in, out): G_m W O_m. K-FAC (Martens &
-    Grosse, 2015); several uses of a weight are a product each.
+    Grosse, 2015); several uses of a weight are a product each. A ridge is added to both factors,
+    as K-FAC is damped in optimization.
     """
 
     statistic = "kfac"
@@ -28,6 +31,7 @@ class Kfac(Gram):
             inputs = self.adjusted(statistics, m, found, part.of)
             outputs = statistics.output_factor(m.module, part.of)
             stored = outputs.dtype
+            outputs = self.with_ridge(outputs.to(torch.promote_types(stored, torch.float32)))
             terms.append(
                 Kronecker(without_negative(outputs, stored), without_negative(inputs, stored))
             )
