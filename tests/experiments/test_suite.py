@@ -19,6 +19,8 @@ from matsmerge.experiments.suite import (
     read_suite,
     suite_files,
 )
+from matsmerge.methods import METHODS as ALL_METHODS
+from matsmerge.methods.task_arithmetic import TaskArithmetic
 
 
 @pytest.mark.parametrize("name", suite_files())
@@ -163,3 +165,19 @@ def test_only_what_is_needed_is_planned() -> None:
 
     assert "collect" not in kinds(tiny_suite(methods={"average": METHODS["average"]}))
     assert "collect" in kinds(tiny_suite())
+
+
+def test_a_merge_is_known_by_its_defaults_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed(TaskArithmetic):
+        normalize: bool = True
+
+    def keys() -> dict[str, str]:
+        setup = Setup(tiny_suite(), "full", 0)
+        return {name: setup.compared(name).key for name in ("average", "task_arithmetic")}
+
+    before = keys()
+    assert keys() == before
+    monkeypatch.setitem(ALL_METHODS, "task_arithmetic", Changed)
+    after = keys()
+    assert after["task_arithmetic"] != before["task_arithmetic"]
+    assert after["average"] == before["average"]

@@ -13,6 +13,7 @@ from matsmerge.experiments.results import ENSEMBLE, INDIVIDUAL
 from matsmerge.experiments.step import Given, Step, digest
 from matsmerge.experiments.suite import Made, MethodOfSuite, Suite, Variant
 from matsmerge.methods.mats import Mats
+from matsmerge.methods.method import Method
 from matsmerge.recipes.recipe import make_recipe
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
@@ -204,6 +205,7 @@ class Setup:
             **base, **models, **described, **self._scoring(),
             "merged": merged,
             "method": method.method,
+            "with_defaults": _made(method).model_dump(mode="json"),  # which may change, too
             "search": method.search,
             "heads": self.variant.heads,
             "keep_model": keep_model,
@@ -291,6 +293,10 @@ def _contents(data: str | Mapping[str, str] | None) -> dict[str, str]:
 
 def needs_statistics(method: MethodOfSuite) -> bool:
     """Does a method look at statistics?"""
-    recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": method.method})
-    made = recipe.method.at_depth(0)
+    made = _made(method)
     return isinstance(made, Mats) and bool(made.needed_statistics)
+
+
+def _made(method: MethodOfSuite) -> Method:
+    recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": method.method})
+    return recipe.method.at_depth(0)
