@@ -10,9 +10,9 @@ from statistics import fmean, stdev
 import pytest
 from made_up_results import MEANS, TASKS, make_results, make_subspaces, make_variant
 
-from matsmerge.experiments.results import Row, Scores, SuiteResults, VariantResults
+from matsmerge.experiments.results import Intermediate, Row, Scores, SuiteResults, VariantResults
 from matsmerge.reports import studies
-from matsmerge.reports.document import Cell, Figure, Report, Table
+from matsmerge.reports.document import Cell, Figure, Paragraph, Report, Table
 from matsmerge.reports.markdown import to_markdown
 from matsmerge.reports.page import to_page
 from matsmerge.reports.suite_report import suite_report
@@ -192,6 +192,44 @@ def test_markdown_tables_are_whole() -> None:
     markdown = to_markdown(suite_report(make_results()))
     assert len(re.findall(r"(?m)^\|", markdown)) > 60
     assert_tables_are_whole(markdown)
+
+
+def test_intermediate_tasks_are_drawn_and_say_what_was_chosen() -> None:
+    found = [
+        Intermediate(donor=d, method=m, seed=s, score=score + s / 10, error=0.1, chosen=chosen)
+        for d, gain in (("big", 0.0), ("bigger", 0.2))
+        for m, score, chosen in (
+            ("individual", 0.1, {}),
+            ("ties", 0.2 + gain, {"scale": 0.5, "weight.small": 0.1}),
+            ("mats", 0.25 + gain, {}),
+            ("sequential", 0.7, {}),
+        )
+        for s in (0, 1)
+    ]
+    drawn, scores, chosen = studies.intermediate(found, "small", str.upper, None)
+    assert isinstance(drawn, Figure)
+    assert isinstance(scores, Table)
+    assert isinstance(chosen, Table)
+    traces = {trace["name"]: trace for trace in drawn.data}
+    assert traces["TIES"]["x"] == pytest.approx([25, 45])
+    assert traces["SEQUENTIAL"]["x"] == pytest.approx([75, 75])
+    assert "MATS, the best" in drawn.caption
+    assert str(scores.rows[2][2]) == "50.0 ± 5.0"
+    assert chosen.rows == [["TIES", *2 * ["scale = 0.5, weight.small = 0.1"]]]
+    assert chosen.title == "Chosen by validation (seed 0)"
+
+
+def test_fixed_settings_are_said_to_be_fixed() -> None:
+    results = make_results(seeds=1)
+    tuned = suite_report(results).shown[0].blocks
+    for variant in results.variants.values():
+        for row in variant.comparison:
+            object.__setattr__(row, "num_tried", 1)
+    fixed = suite_report(results).shown[0].blocks
+    assert [type(block) for block in tuned] == [Paragraph, Table]
+    assert [type(block) for block in fixed] == [Paragraph]
+    assert isinstance(fixed[0], Paragraph)
+    assert "fixed beforehand; test data was scored once" in fixed[0].text
 
 
 @pytest.mark.parametrize("variants", [("full",), ("full", "ia3")])

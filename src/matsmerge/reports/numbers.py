@@ -1,6 +1,8 @@
 """Numbers as people read them."""
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NOTHING = "–"
@@ -45,3 +47,11 @@ def duration(value: float) -> str:
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def choice_text(choice: Mapping[str, Any]) -> str:
+    """Parameters and their values: scale = 0.3, density = 0.2."""
+    return ", ".join(
+        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}"
+        for key, value in choice.items()
+    )

@@ -8,6 +8,7 @@ from typing import Any
 
 from matsmerge.experiments import results
 from matsmerge.experiments.results import (
+    INDIVIDUAL,
     REFERENCES,
     Cost,
     Curve,
@@ -20,6 +21,7 @@ from matsmerge.reports import score_figures, study_figures
 from matsmerge.reports.document import Block, Cell, Table
 from matsmerge.reports.numbers import (
     NOTHING,
+    choice_text,
     duration,
     percent,
     power,
@@ -274,9 +276,43 @@ def intermediate(
         return []
     donors = list(dict.fromkeys(one.donor for one in found))
     methods = list(dict.fromkeys(one.method for one in found))
+    others = [method for method in methods if method in (*REFERENCES, SEQUENTIAL)]
+    what = f"test score of {target or 'the target task'}, percent"
+    table = Table(
+        *_target_scores(found, donors, methods, others, label, paper),
+        f"{what.capitalize()}, after merging with a model of each other task",
+    )
+    scores = _by_key(((one.method, one.donor), 100 * one.score) for one in found)
+    means = {m: [_mean(scores.get((m, donor))) for donor in donors] for m in methods}
+    merges = {m: fmean(v or 0.0 for v in means[m]) for m in methods if m not in others}
+    if not merges:
+        return [table]
+    best = label(max(merges, key=lambda method: merges[method]))
+    figure = score_figures.dots_by_task(
+        "Merged with each donor",
+        f"Every donor's row: {best}, the best on average, in colour; {label(INDIVIDUAL)} is the "
+        "target's own model, not merged.",
+        donors,
+        {label(method): values for method, values in means.items()},
+        best,
+        [label(method) for method in others],
+        what,
+        table,
+    )
+    return [figure, table, *_chosen_with(found, donors, label)]
+
+
+def _target_scores(
+    found: Sequence[Intermediate],
+    donors: Sequence[str],
+    methods: Sequence[str],
+    others: Sequence[str],
+    label: Label,
+    paper: PaperColumn | None,
+) -> tuple[list[str], list[list[Cell | str]]]:
+    """Heads and rows: the target's score with each method and donor, the paper's beside it."""
     scores = _by_key(((one.method, one.donor), one.score) for one in found)
     errors = {(one.method, one.donor): one.error for one in found}
-    others = {*REFERENCES, SEQUENTIAL}
     has_paper = paper is not None and bool(paper.donors)
     heads = ["", *(h for d in donors for h in ([d, f"{d}, paper's"] if has_paper else [d]))]
     rows: list[list[Cell | str]] = []
@@ -290,8 +326,20 @@ def intermediate(
             if paper is not None and has_paper:
                 row.append(_paper_cell(paper.of_donor(method, donor)))
         rows.append(row)
-    what = f"{target or 'the target task'} after merging with a model of each other task, percent"
-    return [Table(heads, rows, f"Test score of {what}")]
+    return heads, rows
+
+
+def _chosen_with(found: Sequence[Intermediate], donors: Sequence[str], label: Label) -> list[Block]:
+    """What validation chose with each donor, where there was a choice."""
+    first = min(one.seed for one in found)
+    chosen = {(one.method, one.donor): one.chosen for one in found if one.seed == first}
+    methods = dict.fromkeys(method for (method, _), choice in chosen.items() if choice)
+    rows = [
+        [label(method), *(choice_text(chosen.get((method, d), {})) or NOTHING for d in donors)]
+        for method in methods
+    ]
+    seed = f" (seed {first})" if len({one.seed for one in found}) > 1 else ""
+    return [Table(["", *donors], rows, f"Chosen by validation{seed}")] if rows else []
 
 
 def step_times(steps: Iterable[tuple[str, float]]) -> Table | None:

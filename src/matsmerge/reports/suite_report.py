@@ -25,7 +25,7 @@ from matsmerge.reports.document import (
     Section,
     Table,
 )
-from matsmerge.reports.numbers import count, duration, percent
+from matsmerge.reports.numbers import choice_text, count, duration, percent
 from matsmerge.reports.paper_numbers import PaperColumn, paper_column
 from matsmerge.reports.scores import (
     Score,
@@ -211,29 +211,40 @@ class _Suite:
         text += f"one task ({', '.join(tasks)})"
         if len(self.variants) > 1:
             text += f", in {len(self.variants)} ways ({', '.join(v.name for v in self.variants)})"
-        text += ". What a method leaves open was chosen by the mean score on validation data; test "
-        text += f"data was scored once, with {count(len(results.seeds), 'seed')}."
+        if self._is_tuned:
+            text += ". What a method leaves open was chosen by the mean score on validation data"
+        else:
+            text += ". Settings were fixed beforehand"
+        text += f"; test data was scored once, with {count(len(results.seeds), 'seed')}."
         if results.replaced:
             text += f" Local files took the place of the suite's: {'; '.join(results.replaced)}."
+        return [Paragraph(text), *(self._choices() if self._is_tuned else [])]
+
+    @property
+    def _is_tuned(self) -> bool:
+        """Was there anything to choose?"""
+        compared = any(row.num_tried > 1 for _, row in self._rows())
+        return compared or any(one.chosen for v in self.variants for one in v.found.intermediate)
+
+    def _choices(self) -> list[Block]:
+        """What was chosen for the comparison of all models."""
         rows = []
         order = [variant.name for variant in self.variants]
         for variant, row in sorted(
             self._rows(), key=lambda pair: (order.index(pair[0].name), -(pair[1].validation or 0))
         ):
-            chosen = ", ".join(f"{key} = {_short(value)}" for key, value in row.chosen.items())
             rows.append(
                 [
                     self._named(variant, row.method),
-                    chosen or "nothing to choose",
+                    choice_text(row.chosen) or "nothing to choose",
                     str(row.num_tried),
                     percent(row.validation),
                 ]
             )
-        seed = f" (seed {results.seeds[0]})" if len(results.seeds) > 1 else ""
-        table = Table(
-            ["method", "chosen by validation", "tried", "validation"], rows, f"Methods{seed}"
-        )
-        return [Paragraph(text), table] if rows else [Paragraph(text)]
+        seeds = self.results.seeds
+        title = f"Methods (seed {seeds[0]})" if len(seeds) > 1 else "Methods"
+        heads = ["method", "chosen by validation", "tried", "validation"]
+        return [Table(heads, rows, title)] if rows else []
 
     def key_figures(self) -> list[KeyFigure]:
         tables = [(v.name, table) for v in self.variants if (table := v.table)]
@@ -301,7 +312,3 @@ def _total(steps: Sequence[StepRecord]) -> list[list[str]]:
     if not steps:
         return []
     return [["time of all steps", duration(sum(step.seconds for step in steps))]]
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
