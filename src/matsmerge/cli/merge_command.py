@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import display
+from matsmerge.cli.merge_display import describe, show_plan, show_solutions
 from matsmerge.cli.options import RUNNING, AsJson, Quiet
 from matsmerge.errors import RecipeError
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from matsmerge.engine.executor import LocalExecutor
-    from matsmerge.engine.parameter import Parameter
     from matsmerge.engine.preparing import PreparedMerge
     from matsmerge.recipes.recipe import Recipe
 
@@ -385,7 +383,7 @@ def merge(
         display.show_notes([*notes, *prepared.notes])
     _check_memory(prepared, executor)
     if dry_run or out is None:
-        _show_plan(prepared, executor, out, max_shard_bytes, as_json=as_json)
+        show_plan(prepared, executor, out, max_shard_bytes, as_json=as_json)
         return
     with display.progress_bars(quiet=quiet or as_json) as bars:
         merge_to_folder(
@@ -400,39 +398,13 @@ def merge(
             trace=None if trace is None else local_path(trace),
         )
     if as_json:
-        print(json.dumps({"out": str(out), **_describe(prepared, executor, max_shard_bytes)}))
+        print(json.dumps({"out": str(out), **describe(prepared, executor, max_shard_bytes)}))
     elif not quiet:
         manifest = json.loads((out / MANIFEST).read_text())
-        _show_solutions(manifest)
+        show_solutions(manifest)
         display.show_energies(manifest.get("lora", {}))
         num = len(prepared.alignment.models)
         display.stdout.print(f"{num} models merged into {out}", markup=False)
-
-
-def _show_solutions(manifest: dict[str, Any]) -> None:
-    """How the layers' systems ended, by objective; the text says what to try next."""
-    from matsmerge.linalg.system import Status
-
-    ended: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for parameter in manifest["parameters"].values():
-        for report in parameter.get("solved", ()):
-            ended.setdefault((report["objective"], report["status"]), []).append(report)
-    for (objective, status), reports in ended.items():
-        falls = sorted(
-            r["objective_value"] / r["objective_of_start"]
-            for r in reports
-            if r["objective_of_start"]
-        )
-        iterations = sorted(r["iterations"] for r in reports)
-        how = f", {_span(iterations)} iterations" if iterations[-1] else ""
-        left = f", objective {falls[len(falls) // 2]:.1%} of the init's (median)" if falls else ""
-        num = f"{len(reports)} layer{'s' if len(reports) > 1 else ''}"
-        text = f"{num}, {objective}{how}{left}: {Status[status.upper()].value}"
-        display.stdout.print(text, markup=False, soft_wrap=True)
-
-
-def _span(numbers: list[int]) -> str:
-    return str(numbers[0]) if numbers[0] == numbers[-1] else f"{numbers[0]} to {numbers[-1]}"
 
 
 def _parse_list(text: str | None) -> list[int]:
@@ -513,91 +485,3 @@ def _check_memory(prepared: "PreparedMerge", executor: "LocalExecutor") -> None:
             f"this merge needs at least {format_bytes(needed)} of memory and --max-memory allows "
             f"{format_bytes(executor.max_bytes)}; allow more"
         )
-
-
-def _describe(
-    prepared: "PreparedMerge", executor: "LocalExecutor", max_shard_bytes: int
-) -> dict[str, Any]:
-    layout = prepared.layout(max_shard_bytes)
-    peak = prepared.plan.peak_bytes(executor.num_workers)
-    held = prepared.prefix.num_held_bytes if prepared.prefix else 0
-    return {
-        "models": [model.name for model in prepared.alignment.models],
-        "method": prepared.recipe.method.name,
-        "num_tensors": len(prepared.written),
-        "num_parameters": sum(spec.num_elements for spec in prepared.written.values()),
-        "num_jobs": len(prepared.plan.jobs),
-        "read_bytes": prepared.plan.num_input_bytes * (2 if prepared.plan.is_measured else 1),
-        "output_bytes": (layout.num_bytes + prepared.num_head_bytes) * len(prepared.models),
-        "output_files": [shard.file_name for shard in layout.shards],
-        "peak_bytes": min(peak, executor.max_bytes) + prepared.plan.measuring_bytes + held,
-        "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
-        "tied": dict(prepared.alignment.tied),
-        "otherwise": prepared.otherwise,
-        "notes": list(prepared.notes),
-    }
-
-
-def _describe_method(parameter: "Parameter", is_otherwise: bool) -> str:
-    """What happens to a parameter, in a line."""
-    from matsmerge.methods.mats import Mats, name_of
-
-    method = parameter.rule.method
-    if not isinstance(method, Mats):
-        return repr(method)
-    if is_otherwise:
-        return f"nothing to solve: {method.otherwise}"
-
-    def short(part: str, value: "BaseModel") -> str:
-        chosen = ", ".join(f"{k}={v!r}" for k, v in value.model_dump(exclude_defaults=True).items())
-        return name_of(part, value) + (f"({chosen})" if chosen else "")
-
-    stages = (
-        f"{short('objective', stage.objective)} by {short('solver', stage.solver)}"
-        for stage in method.rounds
-    )
-    return ", then ".join([short("init", method.start), *stages])
-
-
-def _show_plan(
-    prepared: "PreparedMerge",
-    executor: "LocalExecutor",
-    out: Path | None,
-    max_shard_bytes: int,
-    *,
-    as_json: bool,
-) -> None:
-    import shutil
-
-    from matsmerge.engine.machine import format_bytes
-
-    plan = _describe(prepared, executor, max_shard_bytes)
-    if as_json:
-        print(json.dumps(plan, indent=2))
-        return
-    rules: dict[str, int] = {}
-    otherwise = set(prepared.otherwise)
-    for parameter in prepared.plan.parameters:
-        copied = parameter.compute_dtype is None
-        rule = "copied" if copied else _describe_method(parameter, parameter.name in otherwise)
-        rules[rule] = rules.get(rule, 0) + 1
-    methods = [(f"  {rule}", f"{num} tensors") for rule, num in rules.items()]
-    rows = [
-        ("models", ", ".join(plan["models"])),
-        ("tensors", f"{plan['num_tensors']:,}"),
-        ("parameters", f"{plan['num_parameters']:,}"),
-        *methods[:10],
-        *([("  ...", f"{len(methods) - 10} more")] if len(methods) > 10 else []),
-        ("heads kept apart", f"{sum(map(len, plan['heads'].values())):,} tensors"),
-        ("to read", format_bytes(plan["read_bytes"])),
-        (
-            "to write",
-            f"{format_bytes(plan['output_bytes'])} in {len(plan['output_files'])} file(s)",
-        ),
-        ("peak memory, estimated", format_bytes(plan["peak_bytes"])),
-        ("memory allowed", format_bytes(executor.max_bytes)),
-    ]
-    if out is not None:
-        parent = next(p for p in out.resolve().parents if p.exists())
-        rows.append(("disk free", format_bytes(shutil.disk_usage(parent).free)))
-    display.show_table(("plan", ""), rows)
