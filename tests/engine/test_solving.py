@@ -356,16 +356,18 @@ def test_parameters_without_dimensions() -> None:
     assert float(merged["scale"]) == pytest.approx(expected, rel=1e-5)
 
 
-def test_singular_kfac_leaves_the_null_space_at_the_init() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_singular_kfac_leaves_the_null_space_at_the_init(tmp_path: Path, dtype: str) -> None:
     """Inputs that live in a subspace say nothing of what is outside of it."""
     torch.manual_seed(0)
     basis = torch.linalg.qr(torch.randn(24, 24))[0]
     inside, outside = basis[:, :8], basis[:, 8:]
     base = torch.nn.Linear(24, 6, bias=False)
     models = [torch.nn.Linear(24, 6, bias=False) for _ in range(3)]
-    statistics = [
-        matsmerge.collect(m, [torch.randn(300, 8) @ inside.T], "kfac", loss=squares) for m in models
-    ]
+    statistics = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for model, file in zip(models, statistics, strict=True):
+        data = [torch.randn(300, 8) @ inside.T]
+        matsmerge.collect(model, data, "kfac", loss=squares, dtype=dtype, out=file)
     init = matsmerge.merge(models, base, "task_arithmetic", scale=0.3)["weight"]
     options: dict[str, Any] = {"bias": False, "ridge": 0}
     for iterations in (10, 100, 1000):

@@ -100,8 +100,10 @@ def test_joined_bias(method: str) -> None:
     assert float(difference @ a @ difference / size) < 1e-8
 
 
-def test_a_ridge_of_kfac_is_on_both_factors() -> None:
-    found = merge("mats", init="average", objective="kfac", ridge=0.3, iterations=2000)
+@pytest.mark.parametrize("preconditioner", ["none", "kronecker"])
+def test_a_ridge_of_kfac_is_on_both_factors(preconditioner: str) -> None:
+    options = {"init": "average", "iterations": 2000, "preconditioner": preconditioner}
+    found = merge("mats", objective="kfac", ridge=0.3, **options)
     for module in LAYERS:
         name = f"{module}.weight"
         ridged = [

@@ -206,7 +206,7 @@ def test_intermediate_tasks_are_drawn_and_say_what_was_chosen() -> None:
         )
         for s in (0, 1)
     ]
-    drawn, scores, chosen = studies.intermediate(found, "small", str.upper, None)
+    drawn, scores, chosen = studies.intermediate(found, "RTE", str.upper, None)
     assert isinstance(drawn, Figure)
     assert isinstance(scores, Table)
     assert isinstance(chosen, Table)
@@ -216,16 +216,17 @@ def test_intermediate_tasks_are_drawn_and_say_what_was_chosen() -> None:
     assert "MATS, the best" in drawn.caption
     assert str(scores.rows[2][2]) == "50.0 ± 5.0"
     assert chosen.rows == [["TIES", *2 * ["scale = 0.5, weight.small = 0.1"]]]
+    assert scores.title.startswith("Test score of RTE, percent")
     assert chosen.title == "Chosen by validation (seed 0)"
 
 
 def test_fixed_settings_are_said_to_be_fixed() -> None:
     results = make_results(seeds=1)
-    tuned = suite_report(results).shown[0].blocks
-    for variant in results.variants.values():
-        for row in variant.comparison:
-            object.__setattr__(row, "num_tried", 1)
-    fixed = suite_report(results).shown[0].blocks
+    methods = {"mats": {"method": "mats", "search": {"iterations": [1, 2]}}}
+    tuned, fixed = (
+        suite_report(results.model_copy(update={"suite": {"methods": m}})).shown[0].blocks
+        for m in (methods, {"mats": {"method": "mats"}})
+    )
     assert [type(block) for block in tuned] == [Paragraph, Table]
     assert [type(block) for block in fixed] == [Paragraph]
     assert isinstance(fixed[0], Paragraph)

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from matsmerge.cli import display
-from matsmerge.cli.options import Quiet
+from matsmerge.cli.options import RUNNING, Quiet
 
 if TYPE_CHECKING:
     from matsmerge.experiments.results import SuiteResults
@@ -23,7 +23,12 @@ experiment = typer.Typer(
 )
 
 _Workers = Annotated[
-    int | None, typer.Option(min=1, help="Steps at once. Default: as many as there are cores.")
+    int | None,
+    typer.Option(
+        min=1,
+        help="Steps at once. Default: as many as there are cores.",
+        rich_help_panel=RUNNING,
+    ),
 ]
 REPORT = "report.html"
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from matsmerge.cli import display
-from matsmerge.cli.options import AsJson, Quiet
+from matsmerge.cli.options import RUNNING, AsJson, Quiet
 
 
 def extract_lora(
@@ -37,7 +37,12 @@ def extract_lora(
         typer.Option(metavar="DTYPE", help="Dtype of the adapter. Default: the model's."),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an earlier adapter in the output folder.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Replace an earlier adapter in the output folder.",
+            rich_help_panel=RUNNING,
+        ),
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from matsmerge.cli import display, stats_command, subspace_command
-from matsmerge.cli.options import AsJson, Quiet
+from matsmerge.cli.options import RUNNING, AsJson
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
@@ -26,7 +26,9 @@ def inspect(
         str | None,
         typer.Argument(help="A second one: show the differences.", show_default=False),
     ] = None,
-    quiet: Quiet = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)
+    ] = False,
     as_json: AsJson = False,
     subspace: Annotated[
         bool,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from matsmerge.cli import display
-from matsmerge.cli.options import Quiet
+from matsmerge.cli.options import RUNNING, Quiet
 
 _DEFAULT = Path("report.html")
 
@@ -42,7 +42,10 @@ def report(
         ),
     ] = None,
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace what was written before.")
+        bool,
+        typer.Option(
+            "--overwrite", help="Replace what was written before.", rich_help_panel=RUNNING
+        ),
     ] = False,
     quiet: Quiet = False,
 ) -> None:

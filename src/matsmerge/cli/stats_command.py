@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import collect_command, display
-from matsmerge.cli.options import Quiet
+from matsmerge.cli.options import RUNNING, Quiet
 
 if TYPE_CHECKING:
     from matsmerge.statistics.spectra import Spectrum
@@ -36,7 +36,9 @@ def combine(
     force: Annotated[
         bool, typer.Option("--force", help="Also where they are of different models.")
     ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=RUNNING)
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Add up statistics of one model on several parts of its data; each counts by its size."""

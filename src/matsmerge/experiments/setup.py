@@ -205,7 +205,7 @@ class Setup:
             **base, **models, **described, **self._scoring(),
             "merged": merged,
             "method": method.method,
-            "with_defaults": _made(method).model_dump(mode="json"),  # which may change, too
+            "with_defaults": _parsed(method).model_dump(mode="json"),  # which may change, too
             "search": method.search,
             "heads": self.variant.heads,
             "keep_model": keep_model,
@@ -293,10 +293,10 @@ def _contents(data: str | Mapping[str, str] | None) -> dict[str, str]:
 
 def needs_statistics(method: MethodOfSuite) -> bool:
     """Does a method look at statistics?"""
-    made = _made(method)
+    made = _parsed(method)
     return isinstance(made, Mats) and bool(made.needed_statistics)
 
 
-def _made(method: MethodOfSuite) -> Method:
+def _parsed(method: MethodOfSuite) -> Method:
     recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": method.method})
     return recipe.method.at_depth(0)

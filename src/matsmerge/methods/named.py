@@ -53,7 +53,7 @@ class MatsKfac(Mats):
 
     Ten iterations reach what plain conjugate gradients need hundreds for. All models count the
     same in a layer: the Fisher information of one that is sure of its answers is small. The ridge
-    keeps directions that hardly matter to any model near the average.
+    averages what hardly matters to any model.
     """
 
     chooses_for_adapters = False

@@ -277,10 +277,10 @@ def intermediate(
     donors = list(dict.fromkeys(one.donor for one in found))
     methods = list(dict.fromkeys(one.method for one in found))
     others = [method for method in methods if method in (*REFERENCES, SEQUENTIAL)]
-    what = f"test score of {target or 'the target task'}, percent"
+    what = f"score of {target or 'the target task'}, percent"
     table = Table(
         *_target_scores(found, donors, methods, others, label, paper),
-        f"{what.capitalize()}, after merging with a model of each other task",
+        f"Test {what}, after merging with a model of each other task",
     )
     scores = _by_key(((one.method, one.donor), 100 * one.score) for one in found)
     means = {m: [_mean(scores.get((m, donor))) for donor in donors] for m in methods}
@@ -296,7 +296,7 @@ def intermediate(
         {label(method): values for method, values in means.items()},
         best,
         [label(method) for method in others],
-        what,
+        f"test {what}",
         table,
     )
     return [figure, table, *_chosen_with(found, donors, label)]

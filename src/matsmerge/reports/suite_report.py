@@ -222,9 +222,10 @@ class _Suite:
 
     @property
     def _is_tuned(self) -> bool:
-        """Was there anything to choose?"""
-        compared = any(row.num_tried > 1 for _, row in self._rows())
-        return compared or any(one.chosen for v in self.variants for one in v.found.intermediate)
+        """Is there anything to choose?"""
+        suite = self.results.suite
+        methods = (suite.get("methods") or {}).values()
+        return any(m.get("search") for m in methods) or "heat_map" in (suite.get("studies") or {})
 
     def _choices(self) -> list[Block]:
         """What was chosen for the comparison of all models."""

@@ -39,7 +39,7 @@ class Gram(Objective):
         0.0,
         allow_inf_nan=False,
         ge=0,
-        description="added to the diagonal, relative to its mean: towards the average",
+        description="added to the diagonal (of both factors), relative to its mean: averages more",
     )
     bias: bool = Field(False, description="join each bias to its weight, as the input 1's column")
     embeddings: bool = Field(False, description="merge embeddings by how often tokens occur")
