@@ -21,7 +21,7 @@ from matsmerge.engine.merging import merge_to_folder
 from matsmerge.engine.output_folder import staging_path
 from matsmerge.engine.preparing import prepare
 from matsmerge.recipes.recipe import make_recipe
-from matsmerge.statistics.statistics_file import save_statistics
+from matsmerge.statistics.statistics_file import open_statistics, save_statistics
 
 Save = Callable[..., Path]
 BASE, MODELS = make_nets()
@@ -354,6 +354,25 @@ def test_parameters_without_dimensions() -> None:
     fishers = [float(s.fisher("scale")) for s in statistics]
     expected = (fishers[0] * 1.5 + fishers[1] * 3.0) / sum(fishers)
     assert float(merged["scale"]) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["mats_kfac", "regmean"])
+def test_coarse_statistics_of_few_directions_are_no_damage(tmp_path: Path, method: str) -> None:
+    """Rounded to three digits, second moments of low rank have negative eigenvalues."""
+    torch.manual_seed(0)
+    models = [torch.nn.Linear(24, 6, bias=False) for _ in range(3)]
+    files = [tmp_path / f"{number}.safetensors" for number in range(3)]
+    for model, file in zip(models, files, strict=True):
+        data = [torch.randn(300, 8) @ torch.linalg.qr(torch.randn(24, 24))[0][:8]]
+        matsmerge.collect(model, data, "kfac", loss=squares, dtype="bfloat16", out=file)
+    lowest = min(
+        float(values[0] / values[-1])
+        for file in files
+        for values in [torch.linalg.eigvalsh(open_statistics(file).gram("").double())]
+    )
+    assert lowest < -1e-3
+    merged = matsmerge.merge(models, models[0], method, statistics=files)
+    assert all(bool(value.isfinite().all()) for value in merged.values())
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

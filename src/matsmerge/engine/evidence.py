@@ -11,6 +11,7 @@ from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.engine.executor import Executor
 from matsmerge.engine.progress import Progress
 from matsmerge.errors import MatsError, StatisticsError
+from matsmerge.linalg.rounding import lowest_by_rounding
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.objectives.objective import Evidence
@@ -21,7 +22,7 @@ from matsmerge.statistics.statistics_file import open_statistics
 BESIDE = "statistics.safetensors"  # looked for beside a model
 _LANCZOS_STEPS = 12
 _EXACT_DIM = 128
-_NEGATIVE = -1e-3  # an eigenvalue below this share of the largest is no rounding
+_NEGATIVE = -1e-3  # an eigenvalue below this share of the largest is damage, or coarse rounding
 
 StatisticsSource = str | Path | Statistics
 
@@ -161,7 +162,7 @@ def _check(check: _Check) -> tuple[list[str], int]:
             lowest = float(values.min()) / (float(values.abs().max()) or 1.0)
         else:
             lowest = 0.0
-        if lowest < _NEGATIVE:
+        if lowest < min(_NEGATIVE, lowest_by_rounding(values.dtype)):
             problems.append(
                 f"{label}: array '{check.name}' has an eigenvalue of {lowest:.2g} times its "
                 f"largest, but a second moment has none below zero; {advice}"

@@ -12,6 +12,7 @@ from matsmerge.engine.layers import Layer, Round
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.eigenbasis import Eigenbasis, decompose
 from matsmerge.linalg.operators import Operator
+from matsmerge.linalg.rounding import lowest_by_rounding
 from matsmerge.linalg.system import Solution, System, make_system
 from matsmerge.methods.mats import name_of
 from matsmerge.methods.objectives.kfac import Kfac
@@ -19,7 +20,7 @@ from matsmerge.methods.objectives.objective import Evidence, Part
 from matsmerge.methods.solvers import Problem
 from matsmerge.statistics.statistics import HELD_OUT, MAIN
 
-_NEGATIVE = -0.01  # an eigenvalue relative to the largest that no rounding explains
+_NEGATIVE = -0.01  # an eigenvalue below this share of the largest is damage, or coarse rounding
 _DIGITS = 7  # of the numbers in a trace
 
 # Reads a parameter of the model with this number, or of the base (None), whole and in float64.
@@ -149,7 +150,7 @@ class _Decompositions(threading.local):
         if self.basis is not None and last is not None and is_same and torch.equal(last, matrix):
             return self.basis
         basis = decompose(matrix, stored)
-        if basis.lowest < _NEGATIVE:
+        if basis.lowest < min(_NEGATIVE, lowest_by_rounding(stored)):
             raise StatisticsError(
                 f"a covariance has the eigenvalue {basis.lowest:.2g} relative to its largest: it "
                 "is not a second moment. The statistics are damaged; collect them again"

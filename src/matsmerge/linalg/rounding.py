@@ -16,6 +16,14 @@ def rounding_level(matrix: Tensor, dtype: torch.dtype) -> Tensor:  # (..., d, d)
     return level.mul_(4 * torch.finfo(dtype).eps / d**0.5 + d * torch.finfo(torch.float64).eps)
 
 
+def lowest_by_rounding(dtype: torch.dtype) -> float:
+    """The lowest eigenvalue, relative to the largest, that rounding to `dtype` explains.
+
+    At most `rounding_level` of a matrix whose eigenvalues are all the same.
+    """
+    return -4 * torch.finfo(dtype).eps
+
+
 def without_negative(factor: Tensor, stored: torch.dtype) -> Tensor:  # (..., d, d) or (d,)
     """A factor in float32, its diagonal raised by what rounding may have taken off eigenvalues.
 
