@@ -14,11 +14,15 @@ import yaml
 from tiny_suite import METHODS, make_base, make_data, tiny_suite
 
 from matsmerge.errors import DataError, OutputError, ResourceError
-from matsmerge.experiments.actions import ACTIONS
+from matsmerge.experiments.actions import ACTIONS, TUNED
 from matsmerge.experiments.results import BASE, INDIVIDUAL, JOINT, read_results
 from matsmerge.experiments.running import resume_suite, run_suite
+from matsmerge.experiments.setup import local
 from matsmerge.experiments.step import Step
+from matsmerge.experiments.store import Store
+from matsmerge.experiments.studies import plan
 from matsmerge.recipes.reading import read_recipe
+from matsmerge.tuning.tuning import JOURNAL
 from matsmerge.whole_folder import hold
 
 
@@ -228,12 +232,27 @@ def test_a_killed_run_is_continued(place: Path) -> None:
     time.sleep(1)  # its workers die with it, but not in the same instant
     done = {path.name for path in steps.glob("*") if not path.name.startswith(".")}
     assert done
+    out = out.rename(place / "killed and moved")
+    steps = out / "steps"
     heard = Heard()
     results = resume_suite(out, num_workers=1, watcher=heard)
     assert results.missing == []
     assert heard.counts[1] >= 1
     assert done <= {path.name for path in steps.iterdir()}
     assert not list(steps.glob(".*"))
+
+
+def test_a_search_that_was_interrupted_elsewhere_is_begun_anew(place: Path) -> None:
+    suite = tiny_suite(methods={"average": METHODS["average"]})
+    base, data = place / "base", place / "data"
+    out = place / "elsewhere"
+    store = Store(out / "steps")
+    for step in plan(suite, local(base, data, suite.tasks)):
+        if step.kind == "merge":
+            begun = store.partial(step) / f".{TUNED}.tuning"
+            begun.mkdir(parents=True)
+            (begun / JOURNAL).write_text('{"identity": "another"}\n')
+    assert run_suite(suite, out, base=base, data=data, num_workers=1).missing == []
 
 
 def test_what_fails_is_named_and_the_rest_is_kept(place: Path) -> None:

@@ -14,6 +14,7 @@ from matsmerge.experiments.results import Intermediate, Row, Scores, SuiteResult
 from matsmerge.reports import studies
 from matsmerge.reports.document import Cell, Figure, Paragraph, Report, Table
 from matsmerge.reports.markdown import to_markdown
+from matsmerge.reports.numbers import signed
 from matsmerge.reports.page import to_page
 from matsmerge.reports.suite_report import suite_report
 
@@ -246,3 +247,7 @@ def test_markdown_has_no_heading_above_nothing(variants: tuple[str, ...]) -> Non
 
 def test_a_page_is_small_enough() -> None:
     assert len(to_page(suite_report(make_results())).encode()) < 8_000_000
+
+
+def test_there_is_no_minus_before_zero() -> None:
+    assert [signed(x) for x in (-1e-5, 0.0, 1e-5, -0.012)] == ["+0.0", "+0.0", "+0.0", "−1.2"]

@@ -6,12 +6,13 @@ in which an interrupted run may have left something; it returns what it found, a
 
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from matsmerge.checkpoints.companions import read_json
 from matsmerge.engine.executor import SerialExecutor
-from matsmerge.errors import RecipeError
+from matsmerge.errors import OutputError, RecipeError
 from matsmerge.evaluation.comparing import evaluate
 from matsmerge.evaluation.results import Results
 from matsmerge.experiments.costing import measure_costs
@@ -33,6 +34,7 @@ from matsmerge.tuning.search_space import SearchSpace, parse_values
 from matsmerge.tuning.tuning import Options as TuningOptions
 from matsmerge.tuning.tuning import tune
 
+T = TypeVar("T")
 Found = dict[str, Any]
 Action = Callable[[Settings, Needs, Path], Found]
 
@@ -51,10 +53,18 @@ def fine_tune(settings: Settings, needs: Needs, out: Path) -> Found:
     """A model trained on one task, or on all of them."""
     tasks = read_tasks(settings, needs)
     shutil.rmtree(out / MODEL, ignore_errors=True)  # complete, but nobody heard of it
-    trained = train(
-        base_of(settings, needs), tasks, out / MODEL, resume=True, **settings["options"]
+    trained = _continued(
+        partial(train, base_of(settings, needs), tasks, out / MODEL, **settings["options"])
     )
     return {"validation": trained.score}
+
+
+def _continued(work: Callable[..., T]) -> T:
+    """Go on where a step was interrupted; anew if the run lay elsewhere then."""
+    try:
+        return work(resume=True)
+    except OutputError:
+        return work(overwrite=True)
 
 
 def collect(settings: Settings, needs: Needs, out: Path) -> Found:
@@ -95,7 +105,7 @@ def merge(settings: Settings, needs: Needs, out: Path) -> Found:
         batch_size=settings["batch_size"],
         allow_overlap=True,  # the suite says which split statistics are from
     )
-    tuned = tune(space, tasks, out / TUNED, options, executor=SerialExecutor(), resume=True)
+    tuned = _continued(partial(tune, space, tasks, out / TUNED, options, executor=SerialExecutor()))
     model = tuned.folder / MODEL
     found = _test({"merged": str(model)}, "merged", settings, needs)
     manifest = read_json(model / "merge.json")

@@ -14,7 +14,8 @@ def percent(share: float | None) -> str:
 
 def signed(share: float) -> str:
     """A difference of shares, in points."""
-    return f"{100 * share:+.1f}".replace("-", "−")
+    points = round(100 * share, 1) + 0.0  # no minus before zero
+    return f"{points:+.1f}".replace("-", "−")
 
 
 def power(value: float | None) -> str:
