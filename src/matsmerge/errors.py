@@ -58,6 +58,10 @@ class OutputError(MatsError):
     """The output cannot be written."""
 
 
+class AnotherRunError(OutputError):
+    """What was interrupted there is not what is to be continued."""
+
+
 class ResourceError(MatsError):
     """Memory, a disk or a file gave out in the middle of the work; it can be resumed."""
 

@@ -14,7 +14,7 @@ import yaml
 from tiny_suite import METHODS, make_base, make_data, tiny_suite
 
 from matsmerge.errors import DataError, OutputError, ResourceError
-from matsmerge.experiments.actions import ACTIONS, TUNED
+from matsmerge.experiments.actions import ACTIONS, TUNED, _continued
 from matsmerge.experiments.results import BASE, INDIVIDUAL, JOINT, read_results
 from matsmerge.experiments.running import resume_suite, run_suite
 from matsmerge.experiments.setup import local
@@ -253,6 +253,19 @@ def test_a_search_that_was_interrupted_elsewhere_is_begun_anew(place: Path) -> N
             begun.mkdir(parents=True)
             (begun / JOURNAL).write_text('{"identity": "another"}\n')
     assert run_suite(suite, out, base=base, data=data, num_workers=1).missing == []
+
+
+def test_what_cannot_be_written_is_not_begun_anew() -> None:
+    """A full disk must not cost what was there before."""
+    tried: list[dict[str, bool]] = []
+
+    def work(**how: bool) -> None:
+        tried.append(how)
+        raise OutputError("no space left")
+
+    with pytest.raises(OutputError, match="no space left"):
+        _continued(work)
+    assert tried == [{"resume": True}]
 
 
 def test_what_fails_is_named_and_the_rest_is_kept(place: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from matsmerge.checkpoints.companions import read_json
 from matsmerge.engine.executor import SerialExecutor
-from matsmerge.errors import OutputError, RecipeError
+from matsmerge.errors import AnotherRunError, RecipeError
 from matsmerge.evaluation.comparing import evaluate
 from matsmerge.evaluation.results import Results
 from matsmerge.experiments.costing import measure_costs
@@ -63,7 +63,7 @@ def _continued(work: Callable[..., T]) -> T:
     """Go on where a step was interrupted; anew if the run lay elsewhere then."""
     try:
         return work(resume=True)
-    except OutputError:
+    except AnotherRunError:
         return work(overwrite=True)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matsmerge.errors import OutputError
+from matsmerge.errors import AnotherRunError, OutputError
 from matsmerge.whole_folder import hold, put_in_place, sync
 
 MANIFEST = "training.json"
@@ -63,7 +63,7 @@ class RunFolder:
         plain = json.loads(json.dumps(identity))
         differing = [k for k in {**plain, **found} if plain.get(k) != found.get(k)]
         if differing:
-            raise OutputError(
+            raise AnotherRunError(
                 [
                     f"{self.target}: the interrupted run was another: {key} was "
                     f"{_short(found.get(key))} and is {_short(plain.get(key))}; give what it had, "

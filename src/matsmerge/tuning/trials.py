@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matsmerge.errors import NonFiniteError, OutputError
+from matsmerge.errors import AnotherRunError, NonFiniteError
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Journal:
             except ValueError:  # the line that was being written when the run died
                 break
         if not lines or lines[0].get("identity") != self._identity:
-            raise OutputError(
+            raise AnotherRunError(
                 f"{self.path.parent}: the interrupted search had another recipe, other models, "
                 "statistics, tasks or values to try; start anew with --overwrite"
             )
