@@ -27,6 +27,7 @@ LAYERS = [
     "linalg",
     "checkpoints",
     "strict_yaml",
+    "guarded_files",
     "whole_folder",
     "errors",
     "version",

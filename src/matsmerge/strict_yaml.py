@@ -1,4 +1,9 @@
-"""YAML files that people write, read without surprises."""
+"""YAML that people write, read without surprises.
+
+A few bytes of YAML can stand for billions of values by aliases of aliases, and a date or number
+can be one that does not exist. So the text is read with limits, and whatever is wrong with it is
+one error that names the place.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,12 +11,59 @@ from typing import Any
 import yaml
 
 from matsmerge.errors import MatsError
+from matsmerge.guarded_files import read_text
 
 _MERGE = "tag:yaml.org,2002:merge"  # <<: what another mapping has
+_MAX_BYTES = 2**20
+_MAX_DEPTH = 50
+_MAX_NODES = 50_000  # with every alias counted as what it stands for
+_MAX_DIGITS = 100  # of a number or date
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Safe YAML in which a key given twice is an error."""
+    """Safe YAML with limits, in which a key given twice is an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._sizes: dict[int, int] = {}  # of complete nodes, aliases expanded
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _problem(f"more than {_MAX_DEPTH} levels deep", mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is not None and id(node) not in self._sizes:
+            if node.end_mark is None:
+                raise _problem("an alias of something that it is part of", mark)
+            self._sizes[id(node)] = self._size(node)
+            if max(self._sizes[id(node)], len(self._sizes)) > _MAX_NODES:
+                raise _problem(f"more than {_MAX_NODES:,} values, aliases expanded", mark)
+        return node
+
+    def _size(self, node: yaml.Node) -> int:
+        if isinstance(node, yaml.SequenceNode):
+            return 1 + sum(self._sizes[id(item)] for item in node.value)
+        if isinstance(node, yaml.MappingNode):
+            return 1 + sum(self._sizes[id(part)] for pair in node.value for part in pair)
+        return 1
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        is_text = node.tag == yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG
+        if isinstance(node, yaml.ScalarNode) and not is_text and len(node.value) > _MAX_DIGITS:
+            raise _problem(f"a number of more than {_MAX_DIGITS} digits", node.start_mark)
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+            # Such as 2020-99-99, 0x_ or !!int x, for which PyYAML has no error of its own.
+            kind = node.tag.split(":")[-1]
+            raise _problem(f"'{node.value}' is no valid {kind}", node.start_mark) from error
+
+
+def _problem(text: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, text, mark)
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -21,13 +73,9 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
             continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key {key!r} is not a name", key_node.start_mark
-            )
+            raise _problem(f"the key {key!r} is not a name", key_node.start_mark)
         if key in own:
-            raise yaml.constructor.ConstructorError(
-                None, None, f"the key '{key}' is given twice", key_node.start_mark
-            )
+            raise _problem(f"the key '{key}' is given twice", key_node.start_mark)
         own.add(key)
     loader.flatten_mapping(node)  # what comes from elsewhere by << stands first
     return {
@@ -41,9 +89,14 @@ _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _m
 
 def read_yaml(path: Path, error_type: type[MatsError]) -> Any:
     """What is in a YAML (or JSON) file; what is wrong with it is an error of this type."""
+    return parse_yaml(read_text(path, error_type, _MAX_BYTES), str(path), error_type)
+
+
+def parse_yaml(text: str, where: str, error_type: type[MatsError]) -> Any:
+    """What a YAML text says; `where` it was found is named in errors."""
+    if len(text) > _MAX_BYTES:
+        raise error_type(f"{where}: more than {_MAX_BYTES:,} characters of YAML")
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except OSError as error:
-        raise error_type(f"{path}: cannot be read ({error.strerror})") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise error_type(f"{path}: not valid YAML ({error})") from error
+        return yaml.load(text, Loader=_StrictLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise error_type(f"{where}: not valid YAML ({error})") from error

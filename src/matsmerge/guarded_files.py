@@ -1,0 +1,112 @@
+"""Small files that we are given, read so that nothing in them can do harm.
+
+Only regular files of a limited size are read: a device or a pipe would never end. What is inside
+becomes a value of the type that is expected, or an error that names the file and what is wrong.
+"""
+
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from matsmerge.errors import MatsError
+
+_MAX_BYTES = 64 * 2**20
+_MAX_JSON_VALUES = 2_000_000  # each takes up to a hundred bytes once it is read
+_MAX_PROBLEMS = 5
+_MAX_QUOTED = 60
+
+T = TypeVar("T")
+M = TypeVar("M", bound=BaseModel)
+
+
+def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> bytes:
+    """A regular file's content, if it is not larger than it may be."""
+    try:
+        # Opening a pipe would wait for its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise error_type(f"{path}: not a regular file; give a file with content")
+            content = file.read(most_bytes + 1) if found.st_size <= most_bytes else None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise error_type(f"{path}: cannot be read ({reason})") from error
+    if content is None or len(content) > most_bytes:
+        raise error_type(
+            f"{path}: larger than the {most_bytes:,} bytes that such a file may have; "
+            "is it the right file?"
+        )
+    return content
+
+
+def read_text(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> str:
+    """A regular UTF-8 file's text, if it is not larger than it may be."""
+    content = read_bytes(path, error_type, most_bytes)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise error_type(f"{path}: not UTF-8 text ({error})") from error
+
+
+def read_json(
+    path: Path,
+    error_type: type[MatsError],
+    most_bytes: int = _MAX_BYTES,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """What is in a JSON file."""
+    text = read_text(path, error_type, most_bytes)
+    return parse_json(text, str(path), error_type, object_pairs_hook)
+
+
+def parse_json(
+    text: str,
+    where: str,
+    error_type: type[MatsError],
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
+    """What a JSON text says; `where` it was found is named in errors."""
+    if sum(map(text.count, "[{,")) > _MAX_JSON_VALUES:
+        raise error_type(
+            f"{where}: more than {_MAX_JSON_VALUES:,} values in JSON; is it the right file?"
+        )
+    try:
+        return json.loads(text, object_pairs_hook=object_pairs_hook)
+    except RecursionError as error:
+        raise error_type(f"{where}: not valid JSON (nested too deeply)") from error
+    except ValueError as error:  # also numbers of thousands of digits
+        raise error_type(f"{where}: not valid JSON ({error})") from error
+
+
+def read_json_as(path: Path, expected: type[M], error_type: type[MatsError]) -> M:
+    """A JSON file's content as a typed model."""
+    return parse_as(read_json(path, error_type), expected, str(path), error_type)
+
+
+def parse_as(content: Any, expected: type[T], where: str, error_type: type[MatsError]) -> T:
+    """A value as a type that pydantic knows; every part that does not fit is named."""
+    try:
+        return TypeAdapter(expected).validate_python(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False)
+        problems = [
+            f"{where}: {'.'.join(map(str, item['loc'])) or 'the whole'}: "
+            f"{item['msg'][0].lower()}{item['msg'][1:]}, found {_quoted(item['input'])}"
+            for item in found[:_MAX_PROBLEMS]
+        ]
+        if len(found) > _MAX_PROBLEMS:
+            problems.append(f"{where}: and {len(found) - _MAX_PROBLEMS} more like these")
+        raise error_type(problems) from error
+
+
+def _quoted(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    text = repr(value)
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
