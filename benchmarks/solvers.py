@@ -52,7 +52,7 @@ from matsmerge.linalg.conjugate_gradients import conjugate_gradients, solve_kron
 from matsmerge.linalg.eigenbasis import decompose, follow_trajectory
 from matsmerge.linalg.kronecker_sums import decompose_kronecker, nearest_kronecker
 from matsmerge.linalg.operators import Gram, Kronecker
-from matsmerge.linalg.rounding import without_negative
+from matsmerge.linalg.rounding import without_rounding
 from matsmerge.linalg.system import Limits, make_system
 
 LAYERS = ("1024x1024", "2816x1024", "1024x2816")
@@ -280,8 +280,8 @@ def compare_kfac(layer: Layer, reference_iterations: int) -> Result:
     # As our K-FAC objective does, for SciPy as well: 2,000 samples leave wide factors singular.
     layer = replace(
         layer,
-        inputs=[without_negative(g, torch.float32) for g in layer.inputs],
-        outputs=[without_negative(o, torch.float32) for o in layer.outputs],
+        inputs=[without_rounding(g, torch.float32) for g in layer.inputs],
+        outputs=[without_rounding(o, torch.float32) for o in layer.outputs],
     )
     terms = [Kronecker(o, g) for o, g in zip(layer.outputs, layer.inputs, strict=True)]
     system = make_system(zip(terms, layer.weights, strict=True), layer.start)

@@ -70,7 +70,7 @@ def test_methods() -> None:
     solving = [name for name, cls in METHODS.items() if issubclass(cls, Mats)]
     assert solving == [
         "mats", "mats_kfac", "diagonal_fisher", "regmean", "regmean++", "block_fisher",
-        "kronecker_of_sums", "actmat", "wudi", "tact", "ace",
+        "kronecker_of_sums", "actmat", "wudi", "tact", "centered_actmat",
     ]  # fmt: skip
     fields = ["init", "inputs", "objective", "otherwise", "solver", "stages"]
     assert all(described.pop(name) == fields for name in solving)
@@ -96,7 +96,7 @@ def test_objectives_and_solvers() -> None:
         "actmat": [],
         "wudi": [],
         "tact": ["density"],
-        "ace": ["ridge"],
+        "centered_actmat": ["ridge"],
     }
     assert {name: sorted(cls.model_fields) for name, cls in SOLVERS.items()} == {
         "cg": ["damping", "form", "iterations", "preconditioner", "stop", "tolerance"],

@@ -402,11 +402,11 @@ def test_gpt2_weights_are_told_by_their_shapes() -> None:
     torch.manual_seed(0)
     base = {"h.0.attn.c_attn.weight": torch.randn(4, 12), "h.0.mlp.c_fc.weight": torch.randn(4, 16)}
     models = [{n: t + 0.1 * torch.randn_like(t) for n, t in base.items()} for _ in range(2)]
-    merged = matsmerge.merge(models, base, "ace")
+    merged = matsmerge.merge(models, base, "centered_actmat")
     turned = matsmerge.merge(
         [{n.replace("c_", "x_"): t.T.contiguous() for n, t in m.items()} for m in models],
         {n.replace("c_", "x_"): t.T.contiguous() for n, t in base.items()},
-        "ace",
+        "centered_actmat",
     )
     for name, values in merged.items():
         torch.testing.assert_close(values, turned[name.replace("c_", "x_")].T)

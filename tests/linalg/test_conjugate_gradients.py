@@ -26,7 +26,7 @@ from matsmerge.linalg.operators import (
     LowRank,
     Operator,
 )
-from matsmerge.linalg.rounding import without_negative
+from matsmerge.linalg.rounding import without_rounding
 from matsmerge.linalg.system import Limits, Solution, Status, System, make_system
 
 few = settings(max_examples=15, deadline=None)
@@ -348,7 +348,7 @@ def test_rounding_of_singular_factors_does_not_run_away(
 ) -> None:
     """Few examples: the factors are singular, and rounded to float32 not even positive.
 
-    So they are raised by what rounding may have taken away, as the K-FAC objective does. With the
+    So they are freed from what is only rounding, as the K-FAC objective does. With the
     statistics before rounding as the judge, going on must not spoil what was reached.
     """
     shape = (32, 40)
@@ -360,7 +360,7 @@ def test_rounding_of_singular_factors_does_not_run_away(
             rows = normal(generator, n, d) * torch.arange(1, d + 1, dtype=F64) ** -0.5
             factors.append(rows.T @ rows / n)
         exact.append(factors)
-        rounded.append([without_negative(factor.float(), torch.float32) for factor in factors])
+        rounded.append([without_rounding(factor.float(), torch.float32) for factor in factors])
     judge = Case([(Kronecker(o, g), torch.kron(o, g)) for o, g in exact], shape)
     terms = [(Kronecker(o, g), w) for (o, g), w in zip(rounded, judge.weights, strict=True)]
     system = make_system(terms, judge.start)
@@ -370,7 +370,6 @@ def test_rounding_of_singular_factors_does_not_run_away(
     before = judge.objective(judge.start)
     for iterations in (40, 1500):
         solution = solve(system, Limits(iterations))
-        # In directions no data has, what they were raised by leads to the average in the end.
         assert float(solution.correction.norm()) < 4 * size
         # A sum of squares, but for what rounding the statistics does to it.
         assert solution.objective > -1e-6 * before
@@ -444,7 +443,7 @@ def few_examples(
         for d in shape:
             rows = normal(generator, d + 2, d) * torch.arange(1, d + 1, dtype=F64) ** -0.5
             factors.append(rows.T @ rows / len(rows))
-        terms.append((Kronecker(*factors), torch.kron(*factors)))
+        terms.append((Kronecker(factors[0], factors[1]), torch.kron(*factors)))
     return terms
 
 

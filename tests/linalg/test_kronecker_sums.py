@@ -48,7 +48,7 @@ def full(inputs: Tensor) -> Tensor:
 
 def dense(term: Kronecker) -> Tensor:
     matrix: Tensor = torch.kron(term.outputs.double(), full(term.inputs.double()))
-    return matrix
+    return matrix * term.outputs_scale * term.inputs_scale
 
 
 def draw_terms(
@@ -267,7 +267,7 @@ def test_eigenbasis_of_a_product(seed: int, num_out: int, num_in: int, diagonal:
     assert_near(basis.leave(basis.values * basis.enter(x)), term(x), 1e-12)
     # Another product in this basis, in float32.
     (other,) = draw_terms(generator, (num_out, num_in), [1e-20], diagonal=diagonal)
-    turned = basis.rotate(other, 1e20)
+    turned = basis.rotate(other, 1e20, torch.float32, F64)
     assert turned.outputs.dtype == turned.inputs.dtype == torch.float32
     assert_near(basis.leave(turned(basis.enter(x))), other(x) * 1e20, 1e-5)
 

@@ -83,7 +83,7 @@ class Draw:
                     strict=True,
                 )
                 dense = torch.block_diag(*(torch.kron(o, g) for o, g in pairs))
-                return Kronecker(outputs, inputs), dense
+                return Kronecker(outputs, inputs, 0.5, 3.0), 1.5 * dense
             case "kronecker with diagonal inputs":
                 outputs, inputs = self.factor(num_out), self.normal(num_in).square()
                 dense = torch.kron(outputs.double(), torch.diag(inputs.double()))

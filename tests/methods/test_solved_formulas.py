@@ -92,12 +92,14 @@ def test_joined_bias(method: str) -> None:
         thetas.append(torch.cat([state["out.weight"], state["out.bias"][:, None]], 1))
     start = torch.stack([t.double() for t in thetas]).mean(0)
     expected = solve_dense(dense, thetas, start)
-    found = torch.cat([merged["out.weight"], merged["out.bias"][:, None]], 1)
-    # K-FAC is singular (gradients of a softmax sum to zero): compare where it says something.
-    a = total(dense)
-    difference = (found.double() - expected).flatten()
-    size = expected.flatten() @ a @ expected.flatten()
-    assert float(difference @ a @ difference / size) < 1e-8
+    found = torch.cat([merged["out.weight"], merged["out.bias"][:, None]], 1).double()
+    # K-FAC is singular (gradients of a softmax sum to zero): there the init stays. Elsewhere what
+    # rounding does to the statistics is amplified by their condition.
+    values = torch.linalg.eigvalsh(total(dense))
+    smallest = float(values[values > 1e-6 * values[-1]][0])
+    rounding = torch.finfo(torch.float32).eps * float(values[-1]) / smallest
+    moved = float((expected - start).norm()) + float(start.norm()) * 1e-3
+    assert float((found - expected).norm()) < 4 * rounding * moved
 
 
 @pytest.mark.parametrize("preconditioner", ["none", "kronecker"])
@@ -303,7 +305,7 @@ def delta(state: State, name: str) -> Tensor:
     return difference
 
 
-@pytest.mark.parametrize("method", ["actmat", "wudi", "tact", "ace"])
+@pytest.mark.parametrize("method", ["actmat", "wudi", "tact", "centered_actmat"])
 def test_covariances_from_weights(method: str) -> None:
     merged = matsmerge.merge(MODELS, BASE, method, init="average", solver="closed_form")
     name = "first.weight"
@@ -311,14 +313,14 @@ def test_covariances_from_weights(method: str) -> None:
     for state in STATES:
         d = delta(state, name)
         if method == "tact":
-            limit = d.abs().flatten().sort(descending=True).values[round(0.2 * d.numel()) - 1]
+            limit = d.abs().flatten().sort(descending=True).values[round(0.5 * d.numel()) - 1]
             d = torch.where(d.abs() >= limit, d, 0)
-        if method == "ace":
+        if method == "centered_actmat":
             d = d - d.mean(0)
         moment = d.T @ d
         if method == "wudi":
             moment = moment / d.square().sum()
-        if method == "ace":
+        if method == "centered_actmat":
             moment = moment + 0.01 * moment.diagonal().mean() * torch.eye(6)
         moments.append(gram_matrix(moment, 8))
     expected = solve_dense(moments, [s[name] for s in STATES], average(name))
@@ -361,10 +363,46 @@ def test_statistics_may_be_of_any_precision(tmp_path_factory: pytest.TempPathFac
             _save(statistics, files[-1], dtype)
         merged[dtype] = matsmerge.merge(MODELS, BASE, "mats", statistics=files, iterations=5)
     close(merged["float32"]["out.weight"], merged["float64"]["out.weight"], 1e-5)
-    close(merged["bfloat16"]["out.weight"], merged["float64"]["out.weight"], 0.05)
+    # Directions below 1 % of the largest eigenvalue may be rounding in bfloat16, and stay.
+    close(merged["bfloat16"]["out.weight"], merged["float64"]["out.weight"], 0.1)
 
 
 def _save(statistics: Statistics, path: Any, dtype: str) -> None:
     from matsmerge.statistics.statistics_file import save_statistics
 
     save_statistics(statistics, path, dtype)
+
+
+@pytest.mark.parametrize("iterations", [30, 100, 1000])
+def test_softmax_layer_moves_only_where_the_fisher_information_is(iterations: int) -> None:
+    """Gradients at its outputs sum to zero: along (1, ..., 1) no model says anything."""
+    generator = torch.Generator().manual_seed(0)
+
+    def layer(spread: float) -> torch.nn.Linear:
+        made = torch.nn.Linear(12, 5, bias=False)
+        with torch.no_grad():
+            made.weight.copy_(start + spread * torch.randn(5, 12, generator=generator))
+        return made
+
+    def loss(model: torch.nn.Module, x: Tensor) -> Tensor:
+        labels = (x[:, 0] > 0).long() * 2 + 1
+        return torch.nn.functional.cross_entropy(model(x), labels, reduction="none")
+
+    start = torch.randn(5, 12, generator=generator) / 4
+    base, models = layer(0.0), [layer(0.02) for _ in range(3)]
+    batches = [[torch.randn(8, 12, generator=generator) for _ in range(20)] for _ in models]
+    statistics = [
+        matsmerge.collect(model, own, "kfac", loss=loss)
+        for model, own in zip(models, batches, strict=True)
+    ]
+    found = matsmerge.merge(
+        models, base, "block_fisher", statistics=statistics, iterations=iterations
+    )["weight"].double()
+    thetas = [model.weight.detach() for model in models]
+    init = base.weight.detach().double() + 0.3 * total(t - base.weight.detach() for t in thetas)
+    dense = [torch.kron(s.output_factor("").double(), s.gram("").double()) for s in statistics]
+    solution = solve_dense(dense, thetas, init)
+    size = float((solution - init).norm())
+    assert float((found - init).sum(0).norm()) < 1e-5 * size
+    if iterations > 30:
+        assert float((found - solution).norm()) < 1e-3 * size

@@ -12,6 +12,7 @@ from matsmerge import RecipeError
 from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.objectives import OBJECTIVES
+from matsmerge.statistics.statistics import Statistics, in_memory
 
 pytestmark = pytest.mark.filterwarnings("ignore:averaged:UserWarning")
 
@@ -153,3 +154,26 @@ def test_equal_entries_are_trimmed_by_number() -> None:
     one, two = (float((merged - m["w.weight"]).norm()) for m in models)
     assert one > 0
     assert two > 0
+
+
+@pytest.mark.parametrize("exponent", [-80, -40, 75, 110])
+@pytest.mark.parametrize("method", ["regmean", "mats", "mats_kfac", "block_fisher"])
+def test_the_size_of_statistics_does_not_matter(method: str, exponent: int) -> None:
+    size = 2.0**exponent  # exact, so that rounding is the same
+
+    def scaled(statistics: Statistics) -> Statistics:
+        arrays = {
+            name: statistics.arrays[name] * size
+            if name.split("/")[1] in ("inputs", "outputs")
+            else statistics.arrays[name]
+            for name in statistics.arrays.specs
+        }
+        return in_memory(statistics.header, arrays)
+
+    options: dict[str, Any] = {"bias": False} if method == "mats_kfac" else {}
+    expected = matsmerge.merge(MODELS, BASE, method, statistics=STATISTICS, **options)
+    found = matsmerge.merge(
+        MODELS, BASE, method, statistics=[scaled(s) for s in STATISTICS], **options
+    )
+    for name, values in expected.items():
+        torch.testing.assert_close(found[name], values, rtol=1e-5, atol=1e-7)

@@ -51,7 +51,7 @@ def merge(
             metavar="NAME",
             help="average, task_arithmetic, ties, dare_linear, dare_ties, slerp, model_stock; with "
             "statistics: mats_kfac, mats, regmean, diagonal_fisher, block_fisher; from the weights "
-            "alone: actmat, wudi, tact, ace; with data: regmean++.",
+            "alone: actmat, wudi, tact, centered_actmat; with data: regmean++.",
             rich_help_panel=_WITHOUT_FILE,
         ),
     ] = None,
@@ -125,7 +125,7 @@ def merge(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="gram, kfac, fisher, block_fisher, identity; actmat, wudi, tact, ace.",
+            help="gram, kfac, fisher, block_fisher, identity; actmat, wudi, tact, centered_actmat.",
             rich_help_panel=_SOLVING,
         ),
     ] = None,

@@ -10,6 +10,7 @@ merged models decay after many iterations.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,7 +21,8 @@ from matsmerge.linalg.kronecker_sums import (
     nearest_kronecker,
     scales_of,
 )
-from matsmerge.linalg.operators import Operator, Sum
+from matsmerge.linalg.operators import Gram, Identity, Operator, Sum
+from matsmerge.linalg.rounding import exceeds, relative_rounding, rounding_level
 from matsmerge.linalg.system import Limits, Solution, Status, System, Trace, inner
 
 _REFRESH_ITERATIONS = 20
@@ -28,6 +30,7 @@ _REFRESH_ITERATIONS = 20
 # zero rounding may put what is a sum of squares.
 _RISE, _BELOW_ZERO = 1e-12, 1e-6
 _PATIENCE = 10  # iterations without a better held-out objective
+_EPS = torch.finfo(torch.float64).eps
 
 
 Precondition = Callable[[Tensor], Tensor]
@@ -59,7 +62,7 @@ def conjugate_gradients(
     while True:
         if run.done in limits.keep:
             kept[run.done] = run.d.clone()
-        if rz == 0 or run.trace.residuals[-1] <= limits.tolerance:
+        if rz == 0 or run.trace.residuals[-1] <= limits.tolerance or run.is_at_floor(r):
             status = Status.CONVERGED if run.done else Status.EXACT
             break
         if run.done == limits.iterations or (held_out and run.done - run.best_at >= _PATIENCE):
@@ -69,6 +72,7 @@ def conjugate_gradients(
         if not (curvature > 0 and rz > 0):
             status = Status.FLOOR
             break
+        run.largest = max(run.largest, curvature / inner(p, p))
         alpha = rz / curvature
         run.d.add_(p, alpha=alpha)
         if earlier is not None:
@@ -130,7 +134,16 @@ class _Run:
         self.trace = Trace()
         self.best = self.d.clone()  # of the held-out objective, or else known not to be worse
         self.best_at = 0
+        self.largest = 0.0  # the largest eigenvalue seen so far
         self._confirmed = system.objective
+
+    def is_at_floor(self, r: Tensor) -> bool:
+        """Is the residual no larger than what rounding A(D) leaves of it?
+
+        What is left then has no direction of the system in it, only those that no model has
+        anything for, along which a step would be as long as it is meaningless.
+        """
+        return self.done > 0 and float(r.norm()) <= _EPS * self.largest * float(self.d.norm())
 
     def note(self, r: Tensor) -> None:
         """Record an iteration."""
@@ -187,32 +200,89 @@ def jacobi(operator: Operator) -> Precondition:
     return lambda r: r * inverse
 
 
+def solve_gram_by_iterations(
+    system: System,
+    limits: Limits,
+    *,
+    precondition: Precondition = torch.clone,
+    held_out: System | None = None,
+    stored: torch.dtype = torch.float32,
+    orthogonalize: bool = False,
+) -> Solution:
+    """Conjugate gradients on a Gram system that is not worth an eigendecomposition.
+
+    A singular matrix is raised by what rounding may have done to it, on the left of the system
+    only, so that directions which only rounding has given it lead back to the start. Whether a
+    matrix is singular is not looked at where it is known by its rows.
+    """
+    operator = system.operator
+    if isinstance(operator, Gram):
+        rounding = rounding_level(operator.matrix, stored)
+        level = 0.0 if exceeds(operator.matrix, rounding) else float(rounding.max())
+    else:
+        residual = system.residual
+        size = inner(residual, residual)
+        largest = inner(residual, operator(residual)) / size if size > 0 else 0.0
+        level = largest * relative_rounding(residual.shape[-1], stored)
+    raised = replace(system, operator=operator + Identity(level))
+    solution = conjugate_gradients(
+        raised,
+        limits,
+        precondition=precondition,
+        held_out=held_out,
+        orthogonalize=orthogonalize,
+    )
+    return restate(system, solution)
+
+
+def restate(system: System, solution: Solution, **changes: Any) -> Solution:
+    """A solution with the residual and objective of the system as it was given."""
+    solution = replace(solution, **changes)
+    left = system.residual - system.operator(solution.correction)
+    return replace(
+        solution,
+        residual=system.relative(float(left.norm())),
+        objective=system.objective_at(solution.correction, left),
+    )
+
+
 def solve_kronecker_sum(
     system: System,
     limits: Limits,
     *,
+    preconditioner: Literal["none", "jacobi", "kronecker"] = "kronecker",
     damping: float = 0.01,
     held_out: System | None = None,
     stored: torch.dtype = torch.float32,
+    orthogonalize: bool = False,
 ) -> Solution:
     """Conjugate gradients on a sum of Kronecker products, preconditioned by the nearest one.
 
-    Everything happens in the preconditioner's eigenbasis, where it is a division by
-    λ_O λ_G + damping * mean(λ_O λ_G), and where products may be taken in float32. Directions that
-    no model has anything for stay at the start.
+    Everything happens in the eigenbasis of the nearest product. There the preconditioner is a
+    division by λ_O λ_G + damping * mean(λ_O λ_G), products may be taken in float32, and directions
+    that no model has anything for are coordinates that stay zero. Iterates without a
+    preconditioner are the same in every basis; their products are float64.
     """
     if not bool(system.residual.any()):
         return conjugate_gradients(system, replace(limits, iterations=0))
     terms = kroneckers_of(system.operator)
     largest = max(scales_of(terms))
     basis = decompose_kronecker(nearest_kronecker(terms), stored)
-    damped = (basis.values + damping * basis.values.mean()) / largest
+    seen = basis.values > 0
+    products = torch.float32 if preconditioner == "kronecker" else torch.float64
+    precondition: Precondition = torch.clone
+    if preconditioner == "kronecker":
+        damped = (basis.values + damping * basis.values.mean()) / largest
+        precondition = lambda r: r / damped  # noqa: E731
+    elif preconditioner == "jacobi":
+        divide = jacobi(system.operator * (1 / largest))
+        precondition = lambda r: basis.enter(divide(basis.leave(r)))  # noqa: E731
 
     def enter(outside: System) -> System:
         parts = kroneckers_of(outside.operator)
         return System(
-            Sum(tuple(basis.rotate(part, 1 / largest) for part in parts)),
-            basis.enter(outside.residual) / largest,
+            Sum(tuple(basis.rotate(part, 1 / largest, products, stored) for part in parts)),
+            torch.where(seen, basis.enter(outside.residual), 0) / largest,
             outside.objective / largest,
             outside.size / largest,
         )
@@ -220,19 +290,16 @@ def solve_kronecker_sum(
     solution = conjugate_gradients(
         enter(system),
         limits,
-        precondition=lambda r: torch.where(basis.values > 0, r / damped, 0),
+        precondition=lambda r: torch.where(seen, precondition(r), 0),
         held_out=None if held_out is None else enter(held_out),
-        products=torch.float32,
+        products=products,
+        orthogonalize=orthogonalize,
     )
     trace = solution.trace
-    correction = basis.leave(solution.correction)
-    # Of the factors as they were given, not as they were rounded on the way.
-    left = system.residual - system.operator(correction)
-    return replace(
+    return restate(
+        system,
         solution,
-        correction=correction,
-        residual=system.relative(float(left.norm())),
-        objective=system.objective_at(correction, left),
+        correction=basis.leave(solution.correction),
         trace=Trace(
             trace.residuals,
             [value * largest for value in trace.objectives],

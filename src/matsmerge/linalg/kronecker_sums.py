@@ -4,6 +4,9 @@ They have no closed form but for two models. With more, conjugate gradients need
 Kronecker product as a preconditioner, and its eigenbasis to compute in: there the factors are
 graded, entry ij no larger than sqrt(λ_i λ_j), so that products in float32 are as good as the
 eigenvalues are spread, where in the models' own basis they would drown the small ones.
+
+Factors are taken to be positive semi-definite, as `without_rounding` makes them. Directions that
+no model has anything for, to the precision that factors were `stored` in, stay at the start.
 """
 
 from collections.abc import Sequence
@@ -13,11 +16,10 @@ import torch
 from torch import Tensor
 
 from matsmerge.linalg.operators import Kronecker, Operator, Sum
-from matsmerge.linalg.rounding import rounding_level
+from matsmerge.linalg.rounding import is_regular, rounding_level
 from matsmerge.linalg.system import Solution, Status, System
 
 _ALTERNATIONS = 20
-_RAISED = 4  # times the level of rounding, which factors may have been raised by
 _PANEL = 512  # columns computed at once
 
 
@@ -56,8 +58,8 @@ def nearest_kronecker(terms: Sequence[Kronecker]) -> Kronecker:
     for _ in range(_ALTERNATIONS):
         a = share * (k_g @ b) / (b @ k_g @ b)
         b = share * (k_o @ a) / (a @ k_o @ a)
-    outputs = _combine([t.outputs for t in terms], a * units_o * largest)
-    return Kronecker(outputs, _combine([t.inputs for t in terms], b * units_g))
+    outputs = _combine([t.outputs for t in terms], (a * units_o * largest).tolist())
+    return Kronecker(outputs, _combine([t.inputs for t in terms], (b * units_g).tolist()))
 
 
 def _inner_products(factors: Sequence[Tensor], units: Sequence[float]) -> Tensor:
@@ -65,19 +67,21 @@ def _inner_products(factors: Sequence[Tensor], units: Sequence[float]) -> Tensor
     for i, first in enumerate(factors):
         scaled = first.flatten() * units[i]  # or squares of small gradients would underflow
         for j in range(i + 1):
-            product = float(torch.dot(scaled, factors[j].flatten())) * units[j]
+            other = factors[j].flatten()
+            dtype = torch.promote_types(scaled.dtype, other.dtype)
+            product = float(torch.dot(scaled.to(dtype), other.to(dtype))) * units[j]
             result[i, j] = result[j, i] = product
     return result
 
 
 def scales_of(terms: Sequence[Kronecker]) -> list[float]:
     """The trace of each product."""
-    return [trace_of(t.outputs) * trace_of(t.inputs) for t in terms]
+    return [trace_of(t.outputs) * trace_of(t.inputs) * t.scale for t in terms]
 
 
-def _combine(factors: Sequence[Tensor], coefficients: Tensor) -> Tensor:
+def _combine(factors: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
     total = torch.zeros_like(factors[0], dtype=torch.float64)
-    for factor, coefficient in zip(factors, coefficients.tolist(), strict=True):
+    for factor, coefficient in zip(factors, coefficients, strict=True):
         total.add_(factor, alpha=coefficient)
     return total
 
@@ -88,7 +92,7 @@ class KroneckerBasis:
 
     outputs: Tensor  # Q_O (out, out)
     inputs: Tensor | None  # Q_G (in, in); None: the factor is diagonal already
-    values: Tensor  # (out, in); 0 in directions that neither factor has but by rounding
+    values: Tensor  # (out, in); 0 in directions that one of the factors lacks
 
     def enter(self, x: Tensor) -> Tensor:
         x = self.outputs.mT @ x
@@ -98,17 +102,37 @@ class KroneckerBasis:
         x = self.outputs @ x
         return x if self.inputs is None else x @ self.inputs.mT
 
-    def rotate(self, term: Kronecker, scale: float) -> Kronecker:
+    def rotate(
+        self, term: Kronecker, scale: float, dtype: torch.dtype, stored: torch.dtype
+    ) -> Kronecker:
         """A product times a number in this basis: turned in float64, and only then rounded.
 
-        The input factor gets trace one; gradients are small, and would underflow in float32.
+        Both factors get trace one; gradients are small, and would underflow in float32.
         """
-        outputs = _turn(term.outputs.double(), self.outputs)
-        inputs = term.inputs.double()
-        trace = trace_of(inputs) or 1.0
-        if self.inputs is not None:
-            inputs = _turn(inputs, self.inputs)
-        return Kronecker((outputs * (scale * trace)).float(), (inputs / trace).float())
+        outputs = _turn_factor(term.outputs, self.outputs, stored)
+        inputs = _turn_factor(term.inputs, self.inputs, stored)
+        traces = trace_of(term.outputs) or 1.0, trace_of(term.inputs) or 1.0
+        return Kronecker(
+            (outputs / traces[0]).to(dtype),
+            (inputs / traces[1]).to(dtype),
+            term.scale * scale * traces[0] * traces[1],
+        )
+
+
+def _turn_factor(factor: Tensor, q: Tensor | None, stored: torch.dtype) -> Tensor:
+    """Qᵀ A Q; a singular factor is raised by what rounding may have done to its eigenvectors.
+
+    The null spaces of several models that are one in truth are a little apart after rounding. Steps
+    into such a gap would be as long as it is narrow; raised on the left of the system only, they
+    lead back to the start.
+    """
+    if q is None:
+        return factor.double()
+    turned = _turn(factor.double(), q)
+    if not is_regular(factor):
+        level = rounding_level(factor, stored).unsqueeze(-1)
+        turned.diagonal(dim1=-2, dim2=-1).add_(level)
+    return turned
 
 
 def _turn(matrix: Tensor, q: Tensor) -> Tensor:
@@ -126,19 +150,20 @@ def _turn(matrix: Tensor, q: Tensor) -> Tensor:
 
 def decompose_kronecker(product: Kronecker, stored: torch.dtype = torch.float32) -> KroneckerBasis:
     """The eigenbasis of a product of factors that were stored in another precision."""
-    values_o, q_o = _decompose(product.outputs.double(), stored)
+    values_o, q_o = _decompose(product.outputs, stored)
     if product.inputs.ndim == 1:
         values_g, q_g = product.inputs.double(), None
     else:
-        values_g, q_g = _decompose(product.inputs.double(), stored)
-    return KroneckerBasis(q_o, q_g, values_o.unsqueeze(-1) * values_g.unsqueeze(-2))
+        values_g, q_g = _decompose(product.inputs, stored)
+    values = values_o.unsqueeze(-1) * values_g.unsqueeze(-2) * product.scale
+    return KroneckerBasis(q_o, q_g, values)
 
 
 def _decompose(factor: Tensor, stored: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Eigenvalues, those that are only rounding or made up for it as 0, and eigenvectors."""
-    values, vectors = torch.linalg.eigh(factor)
-    level = _RAISED * rounding_level(factor, stored)
-    return torch.where(values > level.unsqueeze(-1), values, 0), vectors
+    """Eigenvalues, those that are only rounding as 0, and eigenvectors."""
+    values, vectors = torch.linalg.eigh(factor.double())
+    level = rounding_level(factor, stored).unsqueeze(-1)
+    return torch.where(values > level, values, 0), vectors
 
 
 def to_unit_trace(terms: Sequence[Kronecker]) -> tuple[list[Kronecker], list[float]]:
@@ -146,7 +171,7 @@ def to_unit_trace(terms: Sequence[Kronecker]) -> tuple[list[Kronecker], list[flo
     units, scales = [], []
     for term in terms:
         traces = trace_of(term.outputs), trace_of(term.inputs)
-        scales.append(traces[0] * traces[1])
+        scales.append(traces[0] * traces[1] * term.scale)
         outputs, inputs = (
             factor.double() / (trace or 1.0)
             for factor, trace in zip((term.outputs, term.inputs), traces, strict=True)
@@ -220,9 +245,8 @@ def solve_by_summed_factors(
     """
     terms = kroneckers_of(system.operator)
     num = len(terms)
-    share = torch.full((num,), 1 / num, dtype=torch.float64)
-    outputs = _combine([t.outputs for t in terms], share)
-    inputs = _combine([t.inputs for t in terms], share)
+    outputs = _combine([t.outputs for t in terms], [t.outputs_scale / num for t in terms])
+    inputs = _combine([t.inputs for t in terms], [t.inputs_scale / num for t in terms])
     right = (system.residual + system.operator(start)) / num
     # What the factors have nothing for stays at the start.
     seen = Kronecker(outputs, inputs)(start)

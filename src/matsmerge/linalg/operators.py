@@ -15,7 +15,7 @@ can: Gram and Gram is a Gram; Kronecker and Kronecker is not a Kronecker.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -143,25 +143,33 @@ class LowRank(Operator):
 class Kronecker(Operator):
     """O X G: directions among inputs and outputs. K-FAC (Martens & Grosse, 2015).
 
-    An input factor that is diagonal, as that of an embedding, is given as a vector.
+    An input factor that is diagonal, as that of an embedding, is given as a vector. Each factor is
+    a tensor times a number, since products of their sizes may be ones that float32 does not have.
     """
 
     outputs: Tensor  # (out, out) or (groups, out, out)
     inputs: Tensor  # (in, in), (groups, in, in) or (in,)
+    outputs_scale: float = 1.0
+    inputs_scale: float = 1.0
+
+    @property
+    def scale(self) -> float:
+        return self.outputs_scale * self.inputs_scale
 
     def __call__(self, x: Tensor, /) -> Tensor:
         inputs = self.inputs.to(x.dtype)
-        return self.outputs.to(x.dtype) @ (x * inputs if inputs.ndim == 1 else x @ inputs)
+        image = self.outputs.to(x.dtype) @ (x * inputs if inputs.ndim == 1 else x @ inputs)
+        return image if self.scale == 1 else image.mul_(self.scale)
 
     def __mul__(self, scale: float, /) -> "Kronecker":
-        return Kronecker(self.outputs * scale, self.inputs)
+        return replace(self, outputs_scale=self.outputs_scale * scale)
 
     def diagonal(self) -> Tensor:
         inputs = self.inputs
         if inputs.ndim > 1:
             inputs = inputs.diagonal(dim1=-2, dim2=-1)
         outputs = self.outputs.diagonal(dim1=-2, dim2=-1)
-        return outputs.double().unsqueeze(-1) * inputs.double().unsqueeze(-2)
+        return outputs.double().unsqueeze(-1) * inputs.double().unsqueeze(-2) * self.scale
 
 
 @dataclass(frozen=True)

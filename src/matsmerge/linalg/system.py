@@ -16,8 +16,6 @@ from torch import Tensor
 
 from matsmerge.linalg.operators import Operator
 
-_NEARLY_UNDERFLOWN = 1e-30  # in float32; covariances of gradients may be that small
-
 
 @dataclass(frozen=True)
 class System:
@@ -46,9 +44,9 @@ def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> Syst
     for covariance, weights in terms:
         difference = weights - start
         change = covariance(difference)
-        image = covariance(weights.float())  # only its size is wanted
-        if float(image.norm()) < _NEARLY_UNDERFLOWN:
-            image = covariance(weights)
+        # Only its size is wanted, for which float32 is enough once the covariance has size one.
+        unit = float(covariance.diagonal().max()) or 1.0
+        image = (covariance * (1 / unit))(weights.float()).double().mul_(unit)
         objective += 0.5 * inner(difference, change)
         operator = covariance if operator is None else operator + covariance
         residual = residual + change

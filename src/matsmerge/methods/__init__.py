@@ -8,9 +8,9 @@ from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
 from matsmerge.methods.model_stock import ModelStock
 from matsmerge.methods.named import (
-    AceMerging,
     ActMatMerging,
     BlockDiagonalFisher,
+    CenteredActMatMerging,
     DiagonalFisher,
     KroneckerOfSums,
     MatsKfac,
@@ -43,7 +43,7 @@ METHODS: Mapping[str, type[Method]] = {
     "actmat": ActMatMerging,
     "wudi": WudiMerging,
     "tact": TactMerging,
-    "ace": AceMerging,
+    "centered_actmat": CenteredActMatMerging,
 }
 
 

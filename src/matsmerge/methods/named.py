@@ -5,7 +5,7 @@ from typing import Literal
 from matsmerge.methods.average import Average
 from matsmerge.methods.mats import InitPart, Mats, ObjectivePart, SolverPart
 from matsmerge.methods.objectives.fisher import Fisher
-from matsmerge.methods.objectives.from_weights import Ace, ActMat, Tact, Wudi
+from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.solvers import ClosedForm, ConjugateGradients, SummedFactors
@@ -104,9 +104,9 @@ class TactMerging(_FromWeights):
     objective: ObjectivePart = Tact()
 
 
-class AceMerging(_FromWeights):
-    """ACE: covariances made from centred task vectors with a ridge, in closed form; no data."""
+class CenteredActMatMerging(_FromWeights):
+    """Covariances made from centred task vectors with a ridge, in closed form; no data."""
 
     init: InitPart = Average()
-    objective: ObjectivePart = Ace()
+    objective: ObjectivePart = CenteredActMat()
     solver: SolverPart = ClosedForm()

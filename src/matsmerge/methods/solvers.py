@@ -13,6 +13,7 @@ from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
 from matsmerge.linalg.conjugate_gradients import (
     conjugate_gradients,
     jacobi,
+    solve_gram_by_iterations,
     solve_kronecker_sum,
 )
 from matsmerge.linalg.eigenbasis import (
@@ -24,10 +25,11 @@ from matsmerge.linalg.eigenbasis import (
     is_worth_it,
 )
 from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_by_summed_factors, solve_pair
-from matsmerge.linalg.operators import Diagonal, Identity
+from matsmerge.linalg.operators import Diagonal, Gram, Identity
 from matsmerge.linalg.system import Limits, Solution, System
 
 _MAX_KEPT_ELEMENTS = 1 << 22  # of all residuals of a solution
+_ALWAYS_DECOMPOSED = 256  # inputs of a layer whose matrix costs next to nothing to decompose
 
 
 @dataclass(frozen=True)
@@ -111,36 +113,56 @@ class ConjugateGradients(Solver):
         system, held_out = problem.system, problem.held_out
         iterations = max(problem.keep, default=self.iterations)
         limits = Limits(iterations, self.tolerance, problem.keep)
-        if self.preconditioner == "kronecker":
+        # Keeping all residuals of a vector costs little.
+        is_small = system.residual.numel() * iterations <= _MAX_KEPT_ELEMENTS
+        orthogonalize = is_small and self.preconditioner == "none"
+        if is_kronecker_sum(system.operator):
             return solve_kronecker_sum(
                 system,
                 limits,
+                preconditioner=self.preconditioner,
                 damping=self.damping,
                 held_out=held_out,
                 stored=problem.stored,
+                orthogonalize=orthogonalize,
             )
-        if self.preconditioner == "jacobi":
-            preconditioner = jacobi(system.operator)
-            return conjugate_gradients(
-                system, limits, precondition=preconditioner, held_out=held_out
-            )
-        if self._in_eigenbasis(problem):
+        is_plain = self.preconditioner == "none"
+        if is_plain and self._in_eigenbasis(problem):
             basis = problem.decompose(dense(system.operator), problem.stored)
             return follow_trajectory(system, basis, limits, held_out)
-        # Keeping all residuals of a vector costs little.
-        is_small = system.residual.numel() * iterations <= _MAX_KEPT_ELEMENTS
-        return conjugate_gradients(system, limits, held_out=held_out, orthogonalize=is_small)
+        precondition = torch.clone if is_plain else jacobi(system.operator)
+        if is_gram(system.operator):
+            return solve_gram_by_iterations(
+                system,
+                limits,
+                precondition=precondition,
+                held_out=held_out,
+                stored=problem.stored,
+                orthogonalize=orthogonalize,
+            )
+        return conjugate_gradients(
+            system,
+            limits,
+            precondition=precondition,
+            held_out=held_out,
+            orthogonalize=orthogonalize,
+        )
 
     def _in_eigenbasis(self, problem: Problem) -> bool:
         if not is_gram(problem.system.operator) or self.form == "plain":
             return False
         num_outputs, num_inputs = problem.system.residual.shape[-2:]
-        return self.form == "eigenbasis" or is_worth_it(
-            num_outputs,
-            num_inputs,
-            max(problem.keep, default=self.iterations),
-            len(problem.keep),
-            problem.num_sharing,
+        is_small = isinstance(problem.system.operator, Gram) and num_inputs <= _ALWAYS_DECOMPOSED
+        return (
+            self.form == "eigenbasis"
+            or is_small
+            or is_worth_it(
+                num_outputs,
+                num_inputs,
+                max(problem.keep, default=self.iterations),
+                len(problem.keep),
+                problem.num_sharing,
+            )
         )
 
 

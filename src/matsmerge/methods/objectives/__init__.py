@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from matsmerge.methods.objectives.fisher import BlockFisher, Fisher
-from matsmerge.methods.objectives.from_weights import Ace, ActMat, Tact, Wudi
+from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.identity import Identity
 from matsmerge.methods.objectives.kfac import Kfac
@@ -18,5 +18,5 @@ OBJECTIVES: Mapping[str, type[Objective]] = {
     "actmat": ActMat,
     "wudi": Wudi,
     "tact": Tact,
-    "ace": Ace,
+    "centered_actmat": CenteredActMat,
 }

@@ -53,9 +53,9 @@ class Wudi(_FromWeights):
 
 
 class Tact(_FromWeights):
-    """G_m = Δ_mᵀ Δ_m of a task vector trimmed to its largest entries."""
+    """G_m = Δ_mᵀ Δ_m of a task vector trimmed to its largest entries; half of them as published."""
 
-    density: float = Field(0.2, gt=0, le=1, description="share of each task vector to keep")
+    density: float = Field(0.5, gt=0, le=1, description="share of each task vector to keep")
 
     def second_moment(self, delta: Tensor) -> Tensor:
         num_kept = max(1, round(self.density * delta.numel()))
@@ -66,10 +66,12 @@ class Tact(_FromWeights):
         return trimmed.mT @ trimmed
 
 
-class Ace(_FromWeights):
-    """G_m = Δ̄_mᵀ Δ̄_m + ridge, Δ̄_m without its mean over outputs (Xu et al., 2026).
+class CenteredActMat(_FromWeights):
+    """G_m = Δ̄_mᵀ Δ̄_m + ridge, Δ̄_m without its mean over outputs.
 
-    The covariance of ACE-Merging (arXiv:2603.02945); its steps after solving are left out.
+    ACE-Merging (Xu et al., 2026, arXiv:2603.02945) begins with this covariance. It also centres
+    the weights it averages, adds a prior that all models share, and refines the spectrum of the
+    solution; this objective does none of that, so it has a name of its own.
     """
 
     ridge: float = Field(

@@ -68,29 +68,28 @@ class Gram(Objective):
         rows = [statistics.header.sets[part.of].num_rows[f"inputs/{m.inputs}"] for m in maps]
         total = torch.zeros((), dtype=torch.float64)
         for m, num in zip(maps, rows, strict=True):
-            total = total + self.adjusted(statistics, m, found, part.of) * (num / sum(rows))
+            moment = self.adjusted(statistics, m, found, part.of)
+            diagonal = moment if moment.ndim == 1 else moment.diagonal(dim1=-2, dim2=-1)
+            diagonal += self.ridge_of(moment).unsqueeze(-1)
+            total = total + moment * (num / sum(rows))
         if self.equalize:
             total /= trace_of(total) or 1.0
         return Diagonal(total) if found.view.seen == "embedding" else GramOperator(total)
 
     def adjusted(self, statistics: Statistics, m: Map, found: Found, of: str) -> Tensor:
-        """A map's second moment in float64 with off-diagonal scale and ridge."""
+        """A map's second moment in float64, what is off its diagonal scaled."""
         gram = statistics.gram(m.module, of, bias=found.bias is not None).double()
         if self.off_diagonal != 1 and gram.ndim > 1:
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
             kept = diagonal.clone()
             gram *= self.off_diagonal
             diagonal.copy_(kept)
-        return self.with_ridge(gram)
+        return gram
 
-    def with_ridge(self, factor: Tensor) -> Tensor:  # (..., d, d), or a diagonal (d,)
-        """A covariance that has a little of every direction."""
-        if not self.ridge:
-            return factor
-        raised = factor.clone()
-        diagonal = raised if raised.ndim == 1 else raised.diagonal(dim1=-2, dim2=-1)
-        diagonal += self.ridge * diagonal.mean(-1, keepdim=True)
-        return raised
+    def ridge_of(self, moment: Tensor) -> Tensor:  # (..., d, d) -> (...), or a diagonal (d,)
+        """What is added to a moment's diagonal, so that it has a little of every direction."""
+        diagonal = moment if moment.ndim == 1 else moment.diagonal(dim1=-2, dim2=-1)
+        return self.ridge * diagonal.double().mean(-1)
 
 
 def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) -> Found:

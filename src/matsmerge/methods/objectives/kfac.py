@@ -1,10 +1,8 @@
 """The block Fisher information of a layer, by K-FAC."""
 
-import torch
-
-from matsmerge.linalg.kronecker_sums import trace_of
+from matsmerge.linalg.kronecker_sums import scales_of
 from matsmerge.linalg.operators import Kronecker, Operator, Sum
-from matsmerge.linalg.rounding import without_negative
+from matsmerge.linalg.rounding import to_unit_size, without_rounding
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.objective import Found, Part
 from matsmerge.statistics.statistics import Map
@@ -28,15 +26,18 @@ class Kfac(Gram):
         statistics = part.evidence.statistics
         terms = []
         for m in map(statistics.map_of, part.keys):
-            inputs = self.adjusted(statistics, m, found, part.of)
-            outputs = statistics.output_factor(m.module, part.of)
-            stored = outputs.dtype
-            outputs = self.with_ridge(outputs.to(torch.promote_types(stored, torch.float32)))
+            given = statistics.output_factor(m.module, part.of)
+            outputs, size_o = to_unit_size(given)
+            inputs, size_g = to_unit_size(self.adjusted(statistics, m, found, part.of))
             terms.append(
-                Kronecker(without_negative(outputs, stored), without_negative(inputs, stored))
+                Kronecker(
+                    without_rounding(outputs, given.dtype, self.ridge_of(outputs)),
+                    without_rounding(inputs, given.dtype, self.ridge_of(inputs)),
+                    size_o,
+                    size_g,
+                )
             )
         operator = terms[0] if len(terms) == 1 else Sum(tuple(terms))
         if not self.equalize:
             return operator
-        trace = sum(trace_of(term.outputs) * trace_of(term.inputs) for term in terms)
-        return operator * (1 / (trace or 1.0))
+        return operator * (1 / (sum(scales_of(terms)) or 1.0))
