@@ -1,6 +1,7 @@
 """Small models made on the fly; nothing is downloaded."""
 
 import os
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +14,18 @@ from torch import Tensor
 from matsmerge.cli import main
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("MATSMERGE_TEST_THREADS", "1")))
 # The same cases every time: a test that fails by chance tells nobody anything.
 settings.register_profile("matsmerge", derandomize=True, deadline=None)
 settings.load_profile("matsmerge")
 
 State = dict[str, Tensor]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests in a random order, for scripts/test-everywhere."""
+    if seed := os.environ.get("MATSMERGE_TEST_ORDER"):
+        random.Random(seed).shuffle(items)
 
 
 @pytest.fixture
