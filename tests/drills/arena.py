@@ -1,0 +1,129 @@
+"""Commands in processes of their own, forked from one that has everything imported.
+
+A process that starts Python and torch anew takes seconds; a fork takes milliseconds, so that
+thousands of damaged inputs can be tried.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from matsmerge.cli import main
+
+MAX_SECONDS = 10.0  # for an input that is refused
+MAX_GROWTH_BYTES = 2**30
+_GIVE_UP_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    code: int  # negative: the signal that ended it
+    text: str  # what it printed
+    seconds: float
+    growth_bytes: int  # memory beyond what it began with, at its peak
+
+    def problems(self) -> list[str]:
+        """What no command may do, whatever it is given."""
+        found = []
+        if self.code not in (0, 1):
+            found.append(f"exit code {self.code}")
+        if "Traceback (most recent call last)" in self.text:
+            found.append("a traceback")
+        if self.seconds > MAX_SECONDS:
+            found.append(f"{self.seconds:.1f} s")
+        if self.growth_bytes > MAX_GROWTH_BYTES:
+            found.append(f"{self.growth_bytes / 2**20:.0f} MiB")
+        return found
+
+
+def run(
+    folder: Path,
+    arguments: Sequence[str],
+    *,
+    signal_after: float | None = None,
+    which: signal.Signals = signal.SIGKILL,
+) -> Outcome:
+    """Run a command in a folder; it and all its workers get a signal after some seconds."""
+    output = folder.with_name(f"{folder.name}.output")
+    began = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        _become(folder, arguments, output)
+    deadline = None if signal_after is None else began + signal_after
+    usage = None
+    while usage is None:
+        done, status, ended = os.wait4(child, os.WNOHANG)
+        if done:
+            usage = ended
+        elif deadline is not None and time.monotonic() >= deadline:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, which)
+            deadline = None
+        elif time.monotonic() - began > _GIVE_UP_SECONDS:
+            os.killpg(child, signal.SIGKILL)
+            began -= MAX_SECONDS
+        else:
+            time.sleep(0.002)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what it may have left running
+    text = output.read_bytes().decode(errors="replace")
+    output.unlink()
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    growth = max(0, usage.ru_maxrss - start) * 1024
+    return Outcome(os.waitstatus_to_exitcode(status), text, time.monotonic() - began, growth)
+
+
+def _become(folder: Path, arguments: Sequence[str], output: Path) -> None:
+    """Turn this fork into the command. Never returns."""
+    code = 2
+    try:
+        os.setsid()
+        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(file, stream)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        os.chdir(folder)
+        torch.set_num_threads(1)
+        code = main.run(list(arguments))
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+@dataclass
+class Tally:
+    """How often something was tried, and what did not hold."""
+
+    name: str
+    tried: int = 0
+    slowest: float = 0.0
+    largest_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.violations: list[str] = []
+
+    def count(self, outcome: Outcome) -> None:
+        self.tried += 1
+        self.slowest = max(self.slowest, outcome.seconds)
+        self.largest_bytes = max(self.largest_bytes, outcome.growth_bytes)
+
+    def report(self, say: Callable[[str], None]) -> None:
+        held = self.tried - len(self.violations)
+        say(
+            f"{self.name}: tried {self.tried}, held {held}; slowest {self.slowest:.1f} s, "
+            f"most memory {self.largest_bytes / 2**20:.0f} MiB"
+        )
+        for violation in self.violations:
+            say(f"  {violation}")
