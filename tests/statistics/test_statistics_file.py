@@ -1,11 +1,12 @@
 """Files that are damaged, foreign, or of another model are refused."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from damaged_json import MISSING, edit_metadata, put
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -32,11 +33,8 @@ def file(tmp_path: Path, model: nn.Linear) -> Path:
     return path
 
 
-def edit(path: Path, change: Callable[[dict[str, object]], object]) -> None:
-    with safe_open(path, "pt") as opened:
-        header = json.loads(opened.metadata()[KEY])
-    change(header)
-    save_file(load_file(path), path, metadata={KEY: json.dumps(header)})
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    edit_metadata(path, KEY, change)
 
 
 def test_it_is_told_from_a_model(file: Path, tmp_path: Path) -> None:
@@ -57,22 +55,81 @@ def test_cut_short(file: Path, num_bytes: int) -> None:
 
 
 def test_a_newer_format(file: Path) -> None:
-    edit(file, lambda header: header.update(format_version=2, something="new"))
+    edit(file, lambda header: header | {"format_version": 2, "something": "new"})
     with pytest.raises(matsmerge.StatisticsError, match="format 2 by a newer matsmerge.*upgrade"):
         open_statistics(file)
 
 
-def test_damaged_headers(file: Path) -> None:
-    content = file.read_bytes()
-    for change in (
-        lambda header: header.pop("format_version"),
-        lambda header: header.update(sets=3),
-        lambda header: header.update(surprise=1),
-        lambda header: header["forms"].update({"main/fisher/x": "full"}),
-    ):
-        file.write_bytes(content)
-        edit(file, change)
-        with pytest.raises(matsmerge.StatisticsError, match=r"damaged"):
+# What is put into a header in place of what is there, by a path of keys.
+WRONG: list[tuple[str, object]] = [
+    ("", 5),
+    ("", []),
+    ("", None),
+    ("format_version", MISSING),
+    ("format_version", "1"),
+    ("format_version", float("nan")),
+    ("format_version", -1),
+    ("model", "name"),
+    ("model.name", 5),
+    ("data", {}),
+    ("options.statistics", ["grams"]),
+    ("options.held_out", float("nan")),
+    ("options.num_samples", -1),
+    ("maps", [1]),
+    ("maps.0.layout", "dense"),
+    ("maps.0.inputs", "nowhere"),
+    ("maps.0.outputs", "yes"),
+    ("maps.0.outputs", True),
+    ("sets", 3),
+    ("sets", {}),
+    ("sets.main", MISSING),
+    ("sets.main.num_examples", -5),
+    ("sets.main.num_examples", 0),
+    ("sets.main.num_examples", 5.5),
+    ("sets.main.num_examples", "5"),
+    ("sets.main.num_examples", True),
+    ("sets.main.num_examples", None),
+    ("sets.main.num_examples", float("nan")),
+    ("sets.main.num_examples", float("inf")),
+    ("sets.main.num_examples", 10**300),
+    ("sets.main.num_rows", [5]),
+    ("sets.main.num_rows", {}),
+    ("sets.main.num_rows", {"inputs/": -1}),
+    ("forms", {"main/fisher/x": "full"}),
+    ("forms", {"main": "full"}),
+    ("forms", {"other/inputs/": "symmetric"}),
+    ("forms", {"main/inputs/": "rows"}),
+    ("forms", {"main/inputs/": "diagonals"}),
+    ("forms", {"main/mean/": "symmetric"}),
+    ("aliases", [1]),
+    ("without", {"gram": 5}),
+    ("surprise", 1),
+]
+
+
+@pytest.mark.parametrize(("where", "wrong"), WRONG)
+def test_damaged_headers(file: Path, where: str, wrong: object) -> None:
+    edit(file, lambda header: put(header, where, wrong))
+    with pytest.raises(matsmerge.StatisticsError, match=r"s\.safetensors: .*damaged"):
+        open_statistics(file)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[" * 100_000, "9" * 6000, "NaN", "\x00", "[" + "1," * 3_000_000]
+)
+def test_headers_that_are_not_json(file: Path, text: str) -> None:
+    save_file(load_file(file), file, metadata={KEY: text})
+    with pytest.raises(matsmerge.StatisticsError, match="damaged header"):
+        open_statistics(file)
+
+
+def test_arrays_of_another_shape(file: Path) -> None:
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    arrays = load_file(file)
+    for wrong in (torch.ones(5), torch.ones(6, dtype=torch.int32), torch.ones(())):
+        save_file(arrays | {"main/inputs/": wrong}, file, metadata=metadata)
+        with pytest.raises(matsmerge.StatisticsError, match="main/inputs/.*is not symmetric"):
             open_statistics(file)
 
 

@@ -1,6 +1,7 @@
 """Symmetric matrices stored as their upper triangle, row after row."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -54,10 +55,15 @@ def _put_rows(packed: Tensor, square: Tensor) -> None:
 
 def triangle_dim(num_packed: int) -> int:
     """The `d` of a triangle with this many entries; a `ValueError` if there is none."""
-    d = (math.isqrt(8 * num_packed + 1) - 1) // 2
-    if d * (d + 1) // 2 != num_packed:
+    if not is_triangle(num_packed):
         raise ValueError(f"{num_packed} values are no triangle of a matrix")
-    return d
+    return (math.isqrt(8 * num_packed + 1) - 1) // 2
+
+
+def is_triangle(num_packed: int) -> bool:
+    """Is there a matrix whose triangle has this many entries?"""
+    d = (math.isqrt(8 * num_packed + 1) - 1) // 2
+    return d * (d + 1) // 2 == num_packed
 
 
 class UpperSum:
@@ -89,9 +95,9 @@ class UpperSum:
     def add(self, z: Tensor, keep: Tensor | None = None) -> None:  # (rows, d), (groups, rows, d)
         """Add rows, or those with the indices `keep`."""
         if self._sums.device != z.device:
-            self._settle()
-            self._sums, self._rows = self._sums.to(z.device), None
+            self._sums = self._sums.to(z.device)
             self._first = None if self._first is None else self._first.to(z.device)
+            self._rows = None if self._rows is None else self._rows.to(z.device)
         d = z.shape[-1]
         num_rows = z.shape[-2] if keep is None else len(keep)
         enough = min(d, _ENOUGH_ROWS)
@@ -128,6 +134,28 @@ class UpperSum:
                 torch.baddbmm(out, left, z[..., i:], out=out)
         if self._first is not None:
             self._first += z.sum(-2)
+
+    def parts(self) -> dict[str, Tensor]:
+        """All that the sum is made of so far: also rows that are gathered and not yet multiplied.
+
+        Taking them changes nothing. `of_parts` makes a sum that goes on exactly as this one.
+        """
+        found = {"upper": pack_upper(self._sums)}
+        if self._first is not None:
+            found["first"] = self._first
+        if self._rows is not None and self._num_rows:
+            found["rows"] = self._rows[: self._num_rows]
+        return found
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, Tensor]) -> "UpperSum":
+        total = cls(unpack_upper(parts["upper"]), parts.get("first"))
+        if "rows" in parts:
+            num, d = parts["rows"].shape
+            total._rows = parts["rows"].new_empty(min(d, _ENOUGH_ROWS), d)
+            total._rows[:num] = parts["rows"]
+            total._num_rows = num
+        return total
 
     def clone(self) -> "UpperSum":
         first = self.first

@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.opening import Source, local_path, open_checkpoint
-from matsmerge.errors import DataError, OutputError
+from matsmerge.errors import DataError, OutputError, StatisticsError
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.options import Options, make_options
 from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
@@ -129,25 +130,19 @@ def run(
         if partial is not None and output is not None:
             num_done = partial.load(collection) if output.resume else partial.remove()
         progress.advance(collection.num_examples)
-        num_restored, num_skipped = collection.num_examples, 0
-        num_batches = 0
-        for num_batches, (to, item) in enumerate(batches, 1):
-            if num_batches == 1:
+        waiting = iter(batches)
+        if partial is not None:
+            _skip(collection, num_done, waiting, interruption, partial.path)
+        is_checked = output is None
+        for to, item in waiting:
+            if not is_checked:
+                assert output is not None
                 collection.look_at(item)
-                if output is not None:
-                    check_space(output.path, collection.expected_bytes())
-            if num_batches <= num_done:
-                num_skipped += count_examples(item)
-                if num_batches == num_done and num_skipped != num_restored:
-                    raise OutputError(
-                        f"{partial.path if partial else ''}: holds {num_restored} examples of "
-                        f"{num_done} batches, which now have {num_skipped}; the batches were made "
-                        "in another way, start anew with --overwrite"
-                    )
-                continue
+                check_space(output.path, collection.expected_bytes())
+                is_checked = True
             progress.advance(collection.add(item, to))
             if partial is not None and (interruption.is_asked or partial.is_due):
-                partial.save(collection, num_batches)
+                partial.save(collection)
             if interruption.is_asked:
                 raise KeyboardInterrupt
         if not collection.num_examples and process.num_processes == 1:
@@ -159,12 +154,39 @@ def run(
             except OutputError:
                 assert partial is not None
                 with contextlib.suppress(OutputError):
-                    partial.save(collection, num_batches)
+                    partial.save(collection)
                 raise
     if partial is not None:
         wait_for_processes()  # until the output is there
         partial.remove()
     return total
+
+
+def _skip(
+    collection: Collection,
+    num_done: int,
+    batches: Iterator[tuple[str, Any]],
+    interruption: Interruption,
+    path: Path,
+) -> None:
+    """Pass over the batches that are done, which must be as many and as large as they were."""
+    num_examples = 0
+    num_batches = 0
+    for _, item in islice(batches, num_done):
+        try:
+            collection.skip(item)
+        except StatisticsError as error:
+            raise StatisticsError(f"{path}: {error}") from error
+        num_examples += count_examples(item)
+        num_batches += 1
+        if interruption.is_asked:
+            raise KeyboardInterrupt
+    if (num_batches, num_examples) != (num_done, collection.num_examples):
+        raise OutputError(
+            f"{path}: holds {collection.num_examples} examples of {num_done} batches, which now "
+            f"have {num_examples}; the batches were made in another way, start anew with "
+            "--overwrite"
+        )
 
 
 def _identity(options: Options, model: Origin, data: Origin, process: Process, plan: str) -> str:

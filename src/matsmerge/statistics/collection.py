@@ -1,24 +1,31 @@
 """Statistics in the making: a model, and what has been seen of it so far."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from matsmerge.checkpoints.checkpoint import first_line
-from matsmerge.errors import NonFiniteError, RecipeError, ResourceError
+from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
+from matsmerge.errors import NonFiniteError, RecipeError, ResourceError, StatisticsError
 from matsmerge.statistics.combining import statistics_of
 from matsmerge.statistics.describing import Seen, describe_maps, find_lacking
 from matsmerge.statistics.options import Options
 from matsmerge.statistics.parameters import find_maps, find_parameters, join_tied
+from matsmerge.statistics.running_state import (
+    CollectionState,
+    Lesson,
+    StateReader,
+    arrays_of,
+    describe_totals,
+)
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Header, Origin, Statistics
-from matsmerge.statistics.totals import Totals, totals_of
+from matsmerge.statistics.totals import Totals
 from matsmerge.statistics.watches import Subject, Watches
 from matsmerge.tasks.batch import Batch
 from matsmerge.version import __version__
@@ -61,6 +68,9 @@ class Collection:
         self._maps = find_maps(model, self._parameters)
         self._shared = SharedInputs()
         self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
+        self._learnt_from: dict[tuple[bool, ...], int] = {}  # the number of the batch
+        self._lessons: dict[int, Lesson] = {}  # of an interrupted collection, by batch
+        self._num_batches = 0
         self.notes: list[str] = []  # what the user should know of how it went
 
     def _set_names(self) -> list[str]:
@@ -99,7 +109,7 @@ class Collection:
     def look_at(self, item: Any) -> None:
         """Learn from a batch how the model uses its modules, and add nothing."""
         with _memory_errors():
-            self._watches_for(show(item, self.model, 0))
+            self._watches_for(show(item, self.model, self.num_examples))
 
     def add(self, item: Any, to: str = MAIN) -> int:
         """Run the model on a batch and add what it does; returns the number of examples."""
@@ -108,39 +118,98 @@ class Collection:
         with _memory_errors():
             self._watches_for(shown).add(shown, totals)
         totals.num_examples += len(shown.examples.numbers)
+        self._num_batches += 1
         return len(shown.examples.numbers)
+
+    def skip(self, item: Any) -> None:
+        """Pass over the next batch, which an interrupted collection added.
+
+        What it learnt from the batch is learnt again, as what it decided then.
+        """
+        self._num_batches += 1
+        lesson = self._lessons.get(self._num_batches)
+        if lesson is None:
+            return
+        shown = show(item, self.model, 0)
+        if list(shown.is_padded) != lesson.is_padded:
+            raise StatisticsError(
+                f"batch {self._num_batches} is padded in another way than when it was collected "
+                "from; start anew with --overwrite"
+            )
+        with _memory_errors():
+            watches = self._learn(shown, self._num_batches)
+        watches.is_one_by_one, watches.is_tried_out = lesson.is_one_by_one, lesson.is_tried_out
 
     def _watches_for(self, shown: ShownBatch) -> Watches:
         """What to watch in a batch; models take other ways with and without padding."""
         if shown.is_padded not in self._watches:
-            subject = Subject(
-                self.model,
-                self._run,
-                self.options,
-                self._parameters,
-                self._maps,
-                self._shared,
-                tuple(self.totals.values()),
-            )
-            self._watches[shown.is_padded] = Watches(subject, shown, self._hooks)
+            self._learn(shown, self._num_batches + 1).try_out(shown)
         watches = self._watches[shown.is_padded]
         if not watches.is_tried_out and len(shown.examples.numbers) > 1:
             watches.try_out(shown)
         self.notes += [note for note in watches.notes if note not in self.notes]
         return watches
 
+    def _learn(self, shown: ShownBatch, number: int) -> Watches:
+        subject = Subject(
+            self.model,
+            self._run,
+            self.options,
+            self._parameters,
+            self._maps,
+            self._shared,
+            tuple(self.totals.values()),
+        )
+        watches = Watches(subject, shown, self._hooks)
+        self._watches[shown.is_padded] = watches
+        self._learnt_from[shown.is_padded] = number
+        return watches
+
     @property
     def num_examples(self) -> int:
         return sum(totals.num_examples for totals in self.totals.values())
 
-    def restore(self, saved: Statistics) -> None:
-        """Go on from what an unfinished collection had, under the model's own names."""
-        dtype = self.totals[MAIN].dtype
-        self.totals = {name: totals_of(saved, name, dtype) for name in self.totals}
-        # What had gone apart stays apart.
-        self._shared.include(
-            {m.module: m.inputs for m in saved.header.maps if m.inputs is not None}
+    def state(self) -> tuple[CollectionState, dict[str, Tensor]]:
+        """All that there is so far, exactly; taking it changes nothing."""
+        state = CollectionState(
+            num_batches=self._num_batches,
+            sets={name: describe_totals(totals) for name, totals in self.totals.items()},
+            leaders=self._shared.leaders,
+            lessons=[
+                Lesson(
+                    batch=self._learnt_from[is_padded],
+                    is_padded=list(is_padded),
+                    is_one_by_one=watches.is_one_by_one,
+                    is_tried_out=watches.is_tried_out,
+                )
+                for is_padded, watches in self._watches.items()
+            ],
+            notes=self.notes,
         )
+        arrays = {
+            name: values.cpu()
+            for of, totals in self.totals.items()
+            for name, values in arrays_of(of, totals)
+        }
+        _check_finite(arrays.items())
+        return state, arrays
+
+    def restore(self, state: CollectionState, arrays: Checkpoint) -> None:
+        """Go on from the state of an interrupted collection, once its batches are skipped."""
+        if state.sets.keys() != self.totals.keys():
+            raise StatisticsError(
+                f"expected the sets {', '.join(self.totals)}, found {', '.join(state.sets)}"
+            )
+        maps = {m.name: m for m in self._maps}
+        unknown = [m for item in state.leaders.items() for m in item if m not in maps]
+        if unknown:
+            raise StatisticsError(f"there is no map '{unknown[0]}' in the model")
+        reader = StateReader(arrays.specs, arrays.__getitem__, maps, self._parameters)
+        dtype = self.totals[MAIN].dtype
+        self.totals = {n: reader.totals(n, state.sets[n], dtype) for n in self.totals}
+        self._shared.include(state.leaders)
+        self._lessons = {lesson.batch: lesson for lesson in state.lessons}
+        self.notes = list(state.notes)
 
     def expected_bytes(self) -> int:
         """About the size of the statistics in float32; known once a batch was looked at."""
@@ -153,11 +222,9 @@ class Collection:
             num += sum(owned.parameter.numel() for owned in self._parameters.values())
         return 4 * len(self.totals) * num
 
-    def statistics(
-        self, model: Origin, data: tuple[Origin, ...], *, own_names: bool = False
-    ) -> Statistics:
-        """What has been collected so far, as means; with `own_names`, those of the module."""
-        names = {n: n for n in self._parameters} if own_names else self._names
+    def statistics(self, model: Origin, data: tuple[Origin, ...]) -> Statistics:
+        """What has been collected, as means, under the checkpoint's names."""
+        names = self._names
         sets = self.totals.values()
         seen = Seen(
             maps=self._maps,
@@ -190,15 +257,19 @@ class Collection:
             },
         )
         renamed = {name: _renamed(totals, names) for name, totals in self.totals.items()}
-        result = statistics_of(header, renamed, torch.float64 if own_names else None)
-        bad = [
-            f"'{name}' holds NaN or Inf; the model overflows on some example"
-            for name in result.arrays.specs
-            if not bool(result.arrays[name].isfinite().all())
-        ]
-        if bad:
-            raise NonFiniteError(bad)
+        result = statistics_of(header, renamed)
+        _check_finite((name, result.arrays[name]) for name in result.arrays.specs)
         return result
+
+
+def _check_finite(arrays: Iterable[tuple[str, Tensor]]) -> None:
+    bad = [
+        f"'{name}' holds NaN or Inf; the model overflows on some example"
+        for name, values in arrays
+        if not bool(values.isfinite().all())
+    ]
+    if bad:
+        raise NonFiniteError(bad)
 
 
 def _configs(model: nn.Module) -> list[Any]:

@@ -49,14 +49,12 @@ def add_up(parts: list[Statistics]) -> Statistics:
     return statistics_of(header, totals)
 
 
-def statistics_of(
-    header: Header, totals: dict[str, Totals], dtype: torch.dtype | None = None
-) -> Statistics:
+def statistics_of(header: Header, totals: dict[str, Totals]) -> Statistics:
     """Statistics of running totals; the header says all that the totals do not."""
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
     for name, of_set in totals.items():
-        means, own_forms = of_set.arrays(dtype)
+        means, own_forms = of_set.arrays()
         arrays |= {f"{name}/{key}": values for key, values in means.items()}
         forms |= {f"{name}/{key}": form for key, form in own_forms.items()}
     described = {name: of_set.description() for name, of_set in totals.items()}
@@ -144,6 +142,10 @@ def _without(headers: list[Header]) -> dict[str, dict[str, str]]:
     """What no part has."""
     first = headers[0].without
     return {
-        kind: {p: why for p, why in of_kind.items() if all(p in h.without[kind] for h in headers)}
+        kind: {
+            p: why
+            for p, why in of_kind.items()
+            if all(p in h.without.get(kind, {}) for h in headers)
+        }
         for kind, of_kind in first.items()
     }

@@ -8,12 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from matsmerge.errors import OutputError, StatisticsError
+from pydantic import BaseModel, ConfigDict
+
+from matsmerge.checkpoints.safetensors_header import read_header
+from matsmerge.checkpoints.stored import StoredCheckpoint
+from matsmerge.errors import AnotherRunError, MatsError, OutputError, StatisticsError
+from matsmerge.guarded_files import parse_as, parse_json
 from matsmerge.statistics.collection import Collection
-from matsmerge.statistics.statistics import Origin
-from matsmerge.statistics.statistics_file import open_statistics, save_statistics
+from matsmerge.statistics.running_state import CollectionState
+from matsmerge.statistics.statistics_file import temporary_path, write_arrays
 
 _SECONDS_BETWEEN = 60.0
+_METADATA_KEY = "matsmerge_interrupted_collection"
+
+
+class _Interrupted(BaseModel):
+    """A partial file's JSON: the collection that it is of, and how far that is."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    identity: str
+    state: CollectionState
 
 
 class PartialFile:
@@ -28,25 +43,46 @@ class PartialFile:
         """Go on from what there is; returns the number of batches that are done."""
         if not self.path.exists():
             return 0
-        saved = open_statistics(self.path)
-        if saved.progress.get("identity") != self._identity:
-            raise OutputError(
-                f"{self.path}: the interrupted collection was of another model, other data or "
-                "other options; start anew with --overwrite"
-            )
-        num_batches = saved.progress.get("num_batches")
-        if not isinstance(num_batches, int):
-            raise StatisticsError(f"{self.path}: damaged; start anew with --overwrite")
-        collection.restore(saved)
-        return num_batches
+        try:
+            content = read_header(self.path).metadata.get(_METADATA_KEY)
+            if content is None:
+                raise StatisticsError("is no interrupted collection of this version of matsmerge")
+            where = "its header"
+            parsed = parse_json(content, where, StatisticsError)
+            saved = parse_as(parsed, _Interrupted, where, StatisticsError)
+            if saved.identity != self._identity:
+                raise AnotherRunError(
+                    f"{self.path}: the interrupted collection was of another model, other data or "
+                    "other options; start anew with --overwrite"
+                )
+            arrays = StoredCheckpoint(str(self.path), [self.path], None)
+            collection.restore(saved.state, arrays)
+        except AnotherRunError:
+            raise
+        except MatsError as error:
+            raise StatisticsError(
+                [
+                    f"{self.path}: cannot be continued ({problem.removeprefix(f'{self.path}: ')}); "
+                    "start anew with --overwrite"
+                    for problem in error.problems
+                ]
+            ) from error
+        return saved.state.num_batches
 
-    def save(self, collection: Collection, num_batches: int) -> None:
-        """Keep all that is done."""
-        origin = Origin(name="", fingerprint=self._identity)
-        progress = {"identity": self._identity, "num_batches": num_batches}
-        # Twice the precision of the sums, so that they come back as they were.
-        so_far = collection.statistics(origin, (), own_names=True)
-        save_statistics(so_far, self.path, "float64", progress)
+    def save(self, collection: Collection) -> None:
+        """Keep all that is done; it does not change what comes of it."""
+        state, arrays = collection.state()
+        content = _Interrupted(identity=self._identity, state=state).model_dump_json()
+        try:
+            write_arrays(self.path, arrays, {_METADATA_KEY: content})
+        except OutputError as error:
+            kept = "what was kept before is still there, " if self.path.exists() else ""
+            raise OutputError(
+                [
+                    f"{problem}; {kept}make room and continue with --resume"
+                    for problem in error.problems
+                ]
+            ) from error
         self._saved_at = time.monotonic()
 
     @property
@@ -56,6 +92,7 @@ class PartialFile:
     def remove(self) -> int:
         """Forget all that is done; returns the number of batches that then are, none."""
         self.path.unlink(missing_ok=True)
+        temporary_path(self.path).unlink(missing_ok=True)  # of a run that was killed
         return 0
 
 

@@ -12,10 +12,10 @@ of examples. With these scales the Fisher of a weight in torch's layout (out, in
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
@@ -33,6 +33,9 @@ Form = Literal["symmetric", "diagonal", "rows", "full"]
 MAIN, HELD_OUT = "main", "held_out"
 
 
+Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -45,14 +48,14 @@ class Map(_Part):
     weight: str
     bias: str | None
     inputs: str | None  # the map whose input this one shares; arrays `inputs/…` and `mean/…`
-    outputs: bool  # is there an array `outputs/MODULE`?
+    outputs: Annotated[bool, Field(strict=True)]  # is there an array `outputs/MODULE`?
 
 
 class Set(_Part):
     """How much a set of statistics is made of."""
 
-    num_examples: int
-    num_rows: dict[str, int]  # of each `inputs/…`
+    num_examples: Count
+    num_rows: dict[str, Count]  # of each `inputs/…`
 
 
 class Origin(_Part):
@@ -94,7 +97,6 @@ class Statistics:
 
     header: Header
     arrays: Checkpoint
-    progress: Mapping[str, object] = field(default_factory=dict)  # of an unfinished collection
 
     @property
     def kinds(self) -> tuple[Kind, ...]:

@@ -2,27 +2,35 @@
 
 import contextlib
 import errno
-import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from matsmerge.checkpoints.checkpoint import dtype_name, first_line
+from matsmerge.checkpoints.checkpoint import TensorSpec, dtype_name, first_line
 from matsmerge.checkpoints.opening import local_path
 from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError, OutputError, RecipeError, StatisticsError
-from matsmerge.statistics.statistics import FORMAT_VERSION, Header, Statistics
+from matsmerge.guarded_files import parse_as, parse_json
+from matsmerge.linalg.triangle import is_triangle
+from matsmerge.statistics.statistics import FORMAT_VERSION, Form, Header, Statistics
 
 _METADATA_KEY = "matsmerge_statistics"
-_PROGRESS_KEY = "matsmerge_progress"
+_FORMS: Mapping[str, tuple[Form, ...]] = {  # of each kind of array
+    "inputs": ("symmetric", "diagonal"),
+    "mean": ("full",),
+    "outputs": ("symmetric",),
+    "fisher": ("full",),
+    "block_fisher": ("symmetric", "rows"),
+}
 # Not float16: squared gradients are smaller than its smallest number.
 _DTYPES = {dtype_name(d): d for d in (torch.float32, torch.bfloat16, torch.float64)}
 
@@ -61,57 +69,80 @@ def open_statistics(path: str | Path) -> Statistics:
     arrays.aliases = {}
     arrays.place = file
     header = _parse(path, metadata[_METADATA_KEY])
-    missing = [
-        f"{path}: array '{name}' is missing; it was damaged or edited, collect it again"
-        for name in header.forms
-        if name not in arrays.specs
-    ]
-    if missing:
-        raise StatisticsError(missing)
-    return Statistics(header, arrays, json.loads(metadata.get(_PROGRESS_KEY, "{}")))
+    problems = list(_problems(header, arrays.specs))
+    if problems:
+        raise StatisticsError(
+            [f"{path}: {p}; it was damaged or edited, collect it again" for p in problems[:10]]
+        )
+    return Statistics(header, arrays)
+
+
+class _Versioned(BaseModel):
+    """What a header of any version has."""
+
+    format_version: Annotated[int, Field(strict=True, ge=1)]
 
 
 def _parse(path: str | Path, text: str) -> Header:
-    try:
-        content = json.loads(text)
-        version = content["format_version"]
-        if not isinstance(version, int):
-            raise TypeError("format_version is not a number")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise StatisticsError(f"{path}: damaged header ({first_line(error)})") from error
+    where = f"{path}: damaged header"
+    content = parse_json(text, where, StatisticsError)
+    version = parse_as(content, _Versioned, where, StatisticsError).format_version
     if version > FORMAT_VERSION:
         raise StatisticsError(
-            f"{path}: written in format {version} by a newer matsmerge; this version reads up to "
-            f"format {FORMAT_VERSION}, upgrade it (pip install --upgrade matsmerge)"
+            f"{path}: written in format {version} by a newer matsmerge; this "
+            f"version reads up to format {FORMAT_VERSION}, upgrade it (pip install --upgrade "
+            "matsmerge)"
         )
-    try:
-        return Header.model_validate(content)
-    except ValidationError as error:
-        e = error.errors()[0]
-        where = ".".join(map(str, e["loc"]))
-        raise StatisticsError(f"{path}: damaged header ({where}: {e['msg'].lower()})") from error
+    return parse_as(content, Header, where, StatisticsError)
 
 
-def save_statistics(
-    statistics: Statistics,
-    path: str | Path,
-    dtype: str = "float32",
-    progress: Mapping[str, object] | None = None,
-) -> None:
+def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
+    """Where a header and its arrays do not fit together."""
+    for full, form in header.forms.items():
+        of, _, key = full.partition("/")
+        if of not in header.sets or key.partition("/")[0] not in _FORMS:
+            yield f"array '{full}' is of no set or kind that there is"
+        elif full not in specs:
+            yield f"array '{full}' is missing"
+        elif form not in _FORMS[key.partition("/")[0]] or not _has_form(specs[full], form):
+            yield f"array '{full}' ({specs[full]}) is not {form}"
+        elif key.startswith("inputs/") and not header.sets[of].num_rows.get(key):
+            yield f"there is no number of rows for '{full}'"
+        elif not header.sets[of].num_examples:
+            yield f"the set '{of}' has arrays and no examples"
+    for m in header.maps:
+        keys = [f"inputs/{m.inputs}"] * (m.inputs is not None) + [f"outputs/{m.module}"] * m.outputs
+        for key in keys:
+            if not any(f"{of}/{key}" in header.forms for of in header.sets):
+                yield f"there is no array '{key}' of the map '{m.module}'"
+
+
+def _has_form(spec: TensorSpec, form: Form) -> bool:
+    if not spec.dtype.is_floating_point:
+        return False
+    if form == "symmetric":
+        return 1 <= len(spec.shape) <= 2 and is_triangle(spec.shape[-1])
+    dims = {"diagonal": 1, "rows": 2}
+    return len(spec.shape) == dims.get(form, len(spec.shape))
+
+
+def save_statistics(statistics: Statistics, path: str | Path, dtype: str = "float32") -> None:
     """Write a file that is complete or not there."""
     stored = parse_dtype(dtype)
-    file = local_path(path)
     arrays: dict[str, Tensor] = {}
     for name in statistics.arrays.specs:
         values = statistics.arrays[name]
-        arrays[name] = values.to(stored).contiguous() if values.is_floating_point() else values
-    metadata = {_METADATA_KEY: statistics.header.model_dump_json()}
-    if progress is not None:
-        metadata[_PROGRESS_KEY] = json.dumps(progress)
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+        arrays[name] = values.to(stored) if values.is_floating_point() else values
+    write_arrays(local_path(path), arrays, {_METADATA_KEY: statistics.header.model_dump_json()})
+
+
+def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write a safetensors file that is complete or not there."""
+    temporary = temporary_path(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, temporary, metadata=metadata)
+        whole = {name: values.contiguous() for name, values in arrays.items()}
+        save_file(whole, temporary, metadata=metadata)
         temporary.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner reads
         _sync(temporary)
         temporary.replace(file)
@@ -120,10 +151,15 @@ def save_statistics(
         full = isinstance(error, OSError) and error.errno == errno.ENOSPC
         full = full or "No space left" in str(error)
         reason = "the disk is full" if full else first_line(error)
-        raise OutputError(f"{path}: cannot be written ({reason})") from error
+        raise OutputError(f"{file}: cannot be written ({reason})") from error
     finally:  # also when interrupted
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def temporary_path(file: Path) -> Path:
+    """Where a file is while it is written; always the same, so that the next run replaces it."""
+    return file.with_name(f".{file.name}.tmp")
 
 
 def _umask() -> int:

@@ -35,6 +35,10 @@ class RowSum:
         """What must be the same for sums of the same rows."""
         return self._sum.comparable()
 
+    def parts(self) -> dict[str, Tensor]:
+        """What it is made of, exactly."""
+        return self._sum.parts()
+
     def sums(self) -> Iterator[tuple[str, Tensor, Form]]:
         yield "inputs", pack_upper(self._sum.upper), "symmetric"
         if self._sum.first is not None:
@@ -64,6 +68,9 @@ class TokenSum:
     def comparable(self) -> Tensor:
         return self.counts.double()
 
+    def parts(self) -> dict[str, Tensor]:
+        return {"counts": self.counts}
+
     def sums(self) -> Iterator[tuple[str, Tensor, Form]]:
         yield "inputs", self.counts.double(), "diagonal"
 
@@ -83,8 +90,8 @@ class BlockSum:
         self._rows.append(gradients.clone())
         if 2 * sum(map(len, self._rows)) > self._dim + 1:
             self._sum = UpperSum(gradients.new_zeros(self._dim, self._dim))
-            for rows in self._rows:
-                self._sum.add(rows)
+            # At once: in what portions they came does not matter then.
+            self._sum.add(torch.cat(self._rows))
             self._rows = []
 
     def add_upper(self, upper: Tensor) -> None:
@@ -104,6 +111,19 @@ class BlockSum:
         if self._sum is not None:
             return self._sum.upper.diagonal()
         return torch.cat(self._rows).square().sum(0)
+
+    def parts(self) -> dict[str, Tensor]:
+        """What it is made of, exactly; `of_parts` goes back."""
+        return {"gradients": torch.cat(self._rows)} if self._sum is None else self._sum.parts()
+
+    @classmethod
+    def of_parts(cls, dim: int, parts: Mapping[str, Tensor]) -> "BlockSum":
+        block = cls(dim)
+        if "gradients" in parts:
+            block._rows = [parts["gradients"]]
+        else:
+            block._sum = UpperSum.of_parts(parts)
+        return block
 
     def sum(self) -> tuple[Tensor, Form]:
         if self._sum is None:
@@ -133,14 +153,13 @@ class Totals:
         sums = torch.zeros(*shape, shape[-1], dtype=self.dtype, device=device)
         return UpperSum(sums, first if with_first else None)
 
-    def arrays(self, dtype: torch.dtype | None = None) -> tuple[dict[str, Tensor], dict[str, Form]]:
-        """Means, by key, and what form each has; in a dtype other than the sums' if given."""
+    def arrays(self) -> tuple[dict[str, Tensor], dict[str, Form]]:
+        """Means, by key, and what form each has."""
         arrays: dict[str, Tensor] = {}
         forms: dict[str, Form] = {}
 
         def put(key: str, summed: Tensor, form: Form, count: int) -> None:
-            values = summed.to(dtype or summed.dtype)
-            arrays[key], forms[key] = (values if form == "rows" else values / count).cpu(), form
+            arrays[key], forms[key] = (summed if form == "rows" else summed / count).cpu(), form
 
         for name, total in self._nonempty_inputs():
             for kind, summed, form in total.sums():

@@ -43,7 +43,7 @@ class Subject:
 
 
 class Watches:
-    """Adds batches that are padded alike to totals."""
+    """Adds batches that are padded alike to totals; to be tried out first."""
 
     def __init__(self, subject: Subject, shown: ShownBatch, hooks: ExitStack) -> None:
         self._subject = subject
@@ -71,18 +71,17 @@ class Watches:
             hooks.enter_context(watch.hooks())
         self._refuse_unseen(hooks)
         self.notes: list[str] = []
-        self._is_one_by_one = False
+        self.is_one_by_one = False
         self.is_tried_out = False
-        self.try_out(shown)
 
     @property
     def handled(self) -> set[str]:
         """The parameters whose gradients are known for single examples."""
-        return set(self._subject.parameters) if self._is_one_by_one else self._together.handled
+        return set(self._subject.parameters) if self.is_one_by_one else self._together.handled
 
     def add(self, shown: ShownBatch, totals: Totals) -> None:
         """Run the model on a batch and add what it does."""
-        if not self._is_one_by_one:
+        if not self.is_one_by_one:
             self._add_together(shown, totals)
             return
         for n in range(len(shown.examples.numbers)):
@@ -124,7 +123,7 @@ class Watches:
         A batch of one example, shown twice, is no proof; a later batch is then tried as well.
         """
         self.is_tried_out = len(shown.examples.numbers) > 1
-        if self._is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
+        if self.is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
             return
         two, dtype = shown.few(2), self._subject.sets[0].dtype
         together, alone = Totals(dtype, is_sketch=True), Totals(dtype, is_sketch=True)
@@ -142,7 +141,7 @@ class Watches:
         else:
             differing = [f"shapes ({problem})"]
         if differing:
-            self._is_one_by_one = True
+            self.is_one_by_one = True
             more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
             self.notes.append(
                 "examples are run one at a time, which is slower: in a batch this model gives "

@@ -1,0 +1,271 @@
+"""A collection that was saved, interrupted or killed ends in the bytes of one that was not."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from damaged_json import MISSING, edit_metadata, put
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from statistics_cases import Case, make_case
+from tiny_models import bert_config, make_tokenizer, save, write_rows
+from torch import Tensor, nn
+from transformers import BertForSequenceClassification
+
+import matsmerge
+from matsmerge.statistics import partial_file
+from matsmerge.statistics.partial_file import partial_path
+
+EVERYTHING = "gram,kfac,fisher,block_fisher"
+ALWAYS, NEVER = -1.0, float("inf")
+
+
+def gather(case: Case, batches: Any, out: Path, dtype: str = "float32", **options: Any) -> bytes:
+    """The bytes of the file."""
+    given: dict[str, Any] = {"statistics": EVERYTHING, "loss": case.predict} | options
+    matsmerge.collect(case.model, batches, out=out, dtype=dtype, **given)
+    return out.read_bytes()
+
+
+def interrupted(batches: list[Any], after: int) -> Iterator[Any]:
+    for i, batch in enumerate(batches):
+        if i == after:
+            os.kill(os.getpid(), signal.SIGINT)
+        yield batch
+
+
+@pytest.fixture(params=["bert", "t5", "gpt2", "ia3", "resnet"])
+def case(request: pytest.FixtureRequest) -> Case:
+    return make_case(request.param)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+def test_saving_and_interrupting_change_nothing(
+    case: Case, precision: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.model.to(precision)
+    # Lengths differ from batch to batch, so that rows are gathered over several.
+    batches = [_cast(batch, precision) for batch in case.batches(2) + case.batches(1)]
+    options: dict[str, Any] = {"held_out": 0.3, "dtype": "float64"}
+    monkeypatch.setattr(partial_file, "_SECONDS_BETWEEN", NEVER)
+    expected = gather(case, batches, tmp_path / "whole.safetensors", **options)
+    for seconds in (NEVER, ALWAYS):
+        monkeypatch.setattr(partial_file, "_SECONDS_BETWEEN", seconds)
+        out = tmp_path / f"{seconds}.safetensors"
+        for after in (0, 2, 3):
+            with pytest.raises(KeyboardInterrupt):
+                gather(case, interrupted(batches, after), out, **options, resume=True)
+        assert gather(case, batches, out, **options, resume=True) == expected
+        assert not partial_path(out).exists()
+
+
+def _cast(batch: Any, dtype: torch.dtype) -> Any:
+    return {
+        k: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v
+        for k, v in batch.items()
+    }
+
+
+class Moody(nn.Module):
+    """Its examples influence each other only where some are padded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, input_values: Tensor, attention_mask: Tensor) -> Tensor:
+        x = input_values * attention_mask[..., None]
+        if not bool(attention_mask.all()):
+            x = x + x.mean(0)
+        mean: Tensor = (self.second(self.first(x).tanh()) * attention_mask[..., None]).mean(1)
+        return mean
+
+
+def test_what_was_learnt_of_the_model_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether examples are run alone is decided by the first batch that is padded alike."""
+    torch.manual_seed(0)
+    model = Moody()
+    batches = []
+    for padded in (False, True, False, True, False):
+        batch = {
+            "input_values": torch.randn(3, 4, 6), "attention_mask": torch.ones(3, 4).long()
+        }  # fmt: skip
+        if padded:
+            batch["attention_mask"][0, 2:] = 0
+        batches.append(batch)
+
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return model(**batch), torch.zeros(len(batch["input_values"]), dtype=torch.long)
+
+    def run(out: Path, given: Any, **options: Any) -> bytes:
+        with pytest.warns(UserWarning, match="one at a time"):
+            matsmerge.collect(model, given, EVERYTHING, loss=loss, out=out, **options)
+        return out.read_bytes()
+
+    expected = run(tmp_path / "whole.safetensors", batches)
+    out = tmp_path / "s.safetensors"
+    with pytest.raises(KeyboardInterrupt):
+        run(out, interrupted(batches, 3))
+    assert run(out, batches, resume=True) == expected
+
+
+_KILLED = """
+import os, signal, sys
+from matsmerge.statistics import partial_file, statistics_file
+from matsmerge.cli.main import main
+partial_file._SECONDS_BETWEEN = -1.0
+left = int(sys.argv.pop(1))
+sync = statistics_file._sync
+def count(path):
+    global left
+    sync(path)
+    left -= 1
+    if left == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+statistics_file._sync = count
+main()
+"""
+
+
+def test_a_killed_collection_ends_in_the_same_bytes(tmp_path: Path) -> None:
+    """Killed three times: with a file half saved, just saved, and again."""
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(bert_config(num_labels=2))
+    folder = save(model, tmp_path / "model", make_tokenizer())
+    rows = [{"text": " ".join("abcdef"[: 1 + i % 6]), "label": i % 2} for i in range(23)]
+    write_rows(tmp_path / "data.jsonl", rows)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def collect(launcher: list[str], out: str, *more: str) -> int:
+        command = [
+            sys.executable, *launcher, "collect", str(folder), "--data",
+            str(tmp_path / "data.jsonl"), "--statistics", EVERYTHING, "--batch-size", "3",
+            "--held-out", "0.3", "--out", str(tmp_path / out), *more,
+        ]  # fmt: skip
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode
+
+    assert collect(["-m", "matsmerge"], "whole.safetensors") == 0
+    for num_syncs in ("2", "3", "4"):
+        code = collect(["-c", _KILLED, num_syncs], "killed.safetensors", "--resume")
+        assert code == -signal.SIGKILL
+    assert collect(["-m", "matsmerge"], "killed.safetensors", "--resume") == 0
+    whole, killed = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("whole", "killed"))
+    assert whole == killed
+    assert sorted(p.name for p in tmp_path.glob(".*")) == []
+
+
+# Partial files that are damaged
+
+KEY = "matsmerge_interrupted_collection"
+STATE = "state.sets.main"
+WRONG: list[tuple[str, object]] = [
+    ("", 5),
+    ("", None),
+    ("identity", MISSING),
+    ("identity", 5),
+    ("state", []),
+    ("state.num_batches", "1"),
+    ("state.num_batches", -1),
+    ("state.num_batches", float("nan")),
+    ("state.num_batches", 10**300),
+    ("state.num_batches", True),
+    ("state.num_batches", 3),
+    ("state.sets", {}),
+    ("state.sets", {"other": {}}),
+    (f"{STATE}.num_examples", -2),
+    (f"{STATE}.num_examples", 3),
+    (f"{STATE}.num_examples", 2.0),
+    (f"{STATE}.num_examples", None),
+    (f"{STATE}.inputs", {"": "x"}),
+    (f"{STATE}.inputs", {"nowhere": 2}),
+    (f"{STATE}.outputs", ["nowhere"]),
+    (f"{STATE}.outputs", 5),
+    (f"{STATE}.squares", ["nowhere"]),
+    (f"{STATE}.blocks", ["weight"]),
+    ("state.leaders", {"nowhere": "nowhere"}),
+    ("state.leaders", [1]),
+    ("state.lessons", [{}]),
+    ("state.lessons", "x"),
+    ("state.lessons.0.batch", 0),
+    ("state.lessons.0.is_padded", [True]),
+    ("state.lessons.0.is_one_by_one", "no"),
+    ("state.notes", [5]),
+    ("surprise", 1),
+]
+
+
+def linear_loss(model: nn.Module, x: Tensor) -> Any:
+    return model(x), torch.zeros(len(x), dtype=torch.long)
+
+
+@pytest.fixture
+def linear(tmp_path: Path) -> dict[str, Any]:
+    """What to collect, and of what there is a partial file."""
+    torch.manual_seed(0)
+    batches = [torch.randn(2, 3) for _ in range(2)]
+    given: dict[str, Any] = {
+        "model": nn.Linear(3, 2),
+        "statistics": EVERYTHING,
+        "loss": linear_loss,
+        "out": tmp_path / "s.safetensors",
+    }
+    with pytest.raises(KeyboardInterrupt):
+        matsmerge.collect(batches=interrupted(batches, 0), **given)
+    return given | {"batches": batches, "resume": True}
+
+
+@pytest.mark.parametrize(("where", "wrong"), WRONG)
+def test_wrong_values_in_a_partial_file(linear: dict[str, Any], where: str, wrong: object) -> None:
+    edit_metadata(partial_path(linear["out"]), KEY, lambda content: put(content, where, wrong))
+    with pytest.raises(matsmerge.MatsError, match=r"s\.safetensors\.partial: .*--overwrite"):
+        matsmerge.collect(**linear)
+    assert not linear["out"].exists()
+    matsmerge.collect(**linear | {"resume": False, "overwrite": True})
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "9" * 6000, "NaN"])
+def test_a_partial_file_that_is_not_json(linear: dict[str, Any], text: str) -> None:
+    path = partial_path(linear["out"])
+    save_file(load_file(path), path, metadata={KEY: text})
+    with pytest.raises(matsmerge.StatisticsError, match="not valid JSON|a valid|--overwrite"):
+        matsmerge.collect(**linear)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("main/inputs/upper/", torch.ones(5)),
+        ("main/inputs/upper/", torch.full((6,), float("nan"))),
+        ("main/inputs/first/", torch.ones(4)),
+        ("main/inputs/rows/", torch.ones(9, 3)),
+        ("main/inputs/rows/", torch.ones(())),
+        ("main/outputs/upper/", torch.ones(3).double()),
+        ("main/squares/sum/weight", torch.ones(3, 2)),
+        ("main/blocks/upper/bias", torch.ones(2, 3)),
+        ("main/inputs/surprise/", torch.ones(3)),
+    ],
+)
+def test_wrong_arrays_in_a_partial_file(linear: dict[str, Any], name: str, values: Tensor) -> None:
+    path = partial_path(linear["out"])
+    with safe_open(path, "pt") as opened:
+        metadata = opened.metadata()
+    save_file(load_file(path) | {name: values}, path, metadata=metadata)
+    with pytest.raises(matsmerge.StatisticsError, match=r"\.partial: cannot be continued"):
+        matsmerge.collect(**linear)
+
+
+@pytest.mark.parametrize("num_bytes", [0, 5, 200, -1])
+def test_a_partial_file_that_was_cut(linear: dict[str, Any], num_bytes: int) -> None:
+    path = partial_path(linear["out"])
+    path.write_bytes(path.read_bytes()[:num_bytes])
+    with pytest.raises(matsmerge.StatisticsError, match="truncated.*--overwrite"):
+        matsmerge.collect(**linear)
