@@ -69,7 +69,7 @@ class ResourceError(MatsError):
 def closest(name: str, known: Iterable[Any]) -> str:
     """`; did you mean 'x'?` if one is close, else what there is."""
     options = [str(option) for option in known]
-    near = difflib.get_close_matches(name, options, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name[:100], options, n=1, cutoff=0.5)
     if near:
         return f"; did you mean '{near[0]}'?"
     return f"; there is {', '.join(options[:20])}" if options else "; it takes none"

@@ -56,7 +56,8 @@ class CausalLM(AnswerTask):
     def encode_answer(self, number: int, text: str, answer: str) -> EncodedAnswer:
         tokenizer = self.encoder.tokenizer
         eos = tokenizer.eos_token_id
-        prompt = self.encoder.ids(text)
+        # The end of a prompt, where the question is, says most about the answer.
+        prompt = self.encoder.ids(text, from_end=True)
         if eos is not None and prompt[-1:] == [eos] and not text.endswith(tokenizer.eos_token):
             prompt = prompt[:-1]  # the text goes on
         if not prompt:
@@ -72,7 +73,6 @@ class CausalLM(AnswerTask):
         if len(prompt) + len(answer_ids) > limit:
             self.encoder.truncated.add(number)
             answer_ids = answer_ids[: limit - 1]
-            # The end of a prompt, where the question is, says most about the answer.
             prompt = prompt[-(limit - len(answer_ids)) :]
         ids = prompt + answer_ids
         return EncodedAnswer(number, len(ids), ids, [IGNORED] * len(prompt) + answer_ids)

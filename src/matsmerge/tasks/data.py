@@ -58,13 +58,16 @@ def read_data(source: str | Path, *, split: str | None = None) -> Data:
     path = local_path(source)
     name = str(source)
     try:
-        is_file, is_folder = path.is_file(), path.is_dir()
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read ({error.strerror})") from error
+        is_file, is_folder, is_there = path.is_file(), path.is_dir(), path.exists()
+    except (OSError, ValueError) as error:  # also names that cannot be those of files
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{name!r}: cannot be read ({reason})") from error
     if is_file:
         data = _read_file(name, path, split)
     elif is_folder:
         data = _read_folder(name, path, split)
+    elif is_there:
+        raise DataError(f"{name}: is no regular file; save the data to a file first")
     elif hub := _HUB_NAME.fullmatch(name):
         columns, rows = load_hub_dataset(hub["name"], hub["config"], hub["revision"], split)
         data = Data(name, columns, rows, hub_cache())
@@ -129,7 +132,8 @@ def _plain(value: Any, folder: Path | None) -> Any:
         if folder is not None and value.lower().endswith(IMAGE_SUFFIXES):
             file = contained_file(folder, value)
             if file is not None and file.is_file():
-                return _hashed(file.read_bytes())
+                with file.open("rb") as opened:
+                    return {"sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
         return value
     if value is None or isinstance(value, (bool, int, float)):
         return value

@@ -1,132 +1,138 @@
 """Rows from text files: JSON, JSON lines, CSV and TSV, plain or gzipped."""
 
 import csv
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from matsmerge.errors import DataError
-from matsmerge.tasks.problems import describe, shorten
+from matsmerge.tasks.measured_text import MAX_LINE_BYTES, MeasuredText, measure_text
+from matsmerge.tasks.problems import Problems, describe
 
 Row = dict[str, Any]
 
-_MAX_FIELD = 2**31 - 1  # Python's own limit for a field of a CSV file is 128 KiB
+_MAX_ARRAY_BYTES = 128 * 2**20  # of JSON that is one list, which is parsed as a whole
+_MAX_ARRAY_VALUES = 8_000_000
+_MAX_COLUMNS = 10_000
+_BLANK = " \t\n\r"
 
 
 def read_text_file(path: Path, suffix: str) -> list[Row]:
     """All rows of a file whose format is that of the suffix."""
-    return TEXT_FORMATS[suffix](path, _text(path))
+    return TEXT_FORMATS[suffix](path)
 
 
-def _text(path: Path) -> str:
-    try:
-        content = path.read_bytes()
-        if path.suffix.lower() == ".gz":
-            content = gzip.decompress(content)
-    except EOFError as error:
-        raise DataError(f"{path}: is cut short; copy or download it again") from error
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path}: not a valid gzip file ({error})") from error
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{path}: line {line}: expected UTF-8 text, found the byte "
-            f"0x{content[error.start]:02x} at position {error.start}; convert the file to UTF-8"
-        ) from error
-
-
-def _json(path: Path, text: str) -> list[Row]:
+def _json(path: Path) -> list[Row]:
     """A list of objects, or an object per line."""
-    if not text.lstrip().startswith("["):
-        return _json_lines(path, text)
+    text = measure_text(path, has_lines=False)
+    with text.opened(newline="") as file:
+        while (first := file.read(1)) and first in _BLANK:
+            pass
+    return _json_array(text) if first == "[" else _json_lines(path)
+
+
+def _json_array(text: MeasuredText) -> list[Row]:
+    path = text.path
+    advice = "write an object per line (jq -c '.[]'), which is read line by line"
+    if text.num_bytes > _MAX_ARRAY_BYTES:
+        raise DataError(f"{path}: a list of more than {_MAX_ARRAY_BYTES:,} bytes; {advice}")
+    with text.opened(newline="") as file:
+        content = file.read()
+    if sum(map(content.count, "[{,")) > _MAX_ARRAY_VALUES:
+        raise DataError(f"{path}: a list of more than {_MAX_ARRAY_VALUES:,} values; {advice}")
     try:
-        rows = json.loads(text)
+        rows = json.loads(content)
     except ValueError as error:
         raise DataError(f"{path}: damaged JSON ({error})") from error
     except RecursionError as error:
         raise DataError(f"{path}: damaged JSON (nested too deeply)") from error
-    problems = [
-        f"{path}: item {n}: expected an object, found {describe(row)}"
-        for n, row in enumerate(rows, 1)
-        if not isinstance(row, dict)
-    ]
+    problems = Problems()
+    for n, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            problems.add(f"{path}: item {n}: expected an object, found {describe(row)}")
     if problems:
-        raise DataError(shorten(problems))
+        raise DataError(problems.shown)
     return list(rows)
 
 
-def _json_lines(path: Path, text: str) -> list[Row]:
+def _json_lines(path: Path) -> list[Row]:
     rows: list[Row] = []
-    problems: list[str] = []
-    # Not `splitlines`: JSON strings may hold other line separators as they are.
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-            problems.append(
-                f"{path}: line {number}: expected one JSON object per line, found damaged JSON "
-                f"({what}): {line.strip()[:60]}"
-            )
-            continue
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            problems.append(f"{path}: line {number}: expected an object, found {describe(row)}")
+    problems = Problems()
+    # Not universal newlines: JSON strings may hold other line separators as they are.
+    with measure_text(path).opened(newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if problems.are_enough:
+                break
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+                problems.add(
+                    f"{path}: line {number}: expected one JSON object per line, found damaged JSON "
+                    f"({what}): {line.strip()[:60]}"
+                )
+                continue
+            if isinstance(row, dict):
+                rows.append(row)
+            else:
+                problems.add(f"{path}: line {number}: expected an object, found {describe(row)}")
     if problems:
-        raise DataError(shorten(problems))
+        raise DataError(problems.shown)
     return rows
 
 
-def _csv(path: Path, text: str) -> list[Row]:
-    return _delimited(path, text, ",")
+def _csv(path: Path) -> list[Row]:
+    return _delimited(path, ",")
 
 
-def _tsv(path: Path, text: str) -> list[Row]:
-    return _delimited(path, text, "\t")
+def _tsv(path: Path) -> list[Row]:
+    return _delimited(path, "\t")
 
 
-def _delimited(path: Path, text: str, delimiter: str) -> list[Row]:
+def _delimited(path: Path, delimiter: str) -> list[Row]:
     """Rows under a header line; all values are strings."""
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-    limit = csv.field_size_limit(_MAX_FIELD)
+    limit = csv.field_size_limit(MAX_LINE_BYTES)  # Python's own is 128 KiB
     rows: list[Row] = []
-    problems: list[str] = []
+    problems = Problems()
     try:
-        header = next(reader, [])
-        if len(set(header)) < len(header) or "" in header:
-            raise DataError(
-                f"{path}: line 1: expected a header with a different name for each column, "
-                f"found {header}"
-            )
-        for fields in reader:
-            if len(fields) == len(header):
-                rows.append(dict(zip(header, fields, strict=True)))
-            elif fields:
-                problems.append(
-                    f"{path}: line {reader.line_num}: expected {len(header)} fields as in the "
-                    f"header, found {len(fields)}"
-                )
-    except csv.Error as error:
-        problems.append(f"{path}: line {reader.line_num}: {error}")
+        with measure_text(path).opened(newline="") as file:
+            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            try:
+                header = _header(path, next(reader, []))
+                for fields in reader:
+                    if problems.are_enough:
+                        break
+                    if len(fields) == len(header):
+                        rows.append(dict(zip(header, fields, strict=True)))
+                    elif fields:
+                        problems.add(
+                            f"{path}: line {reader.line_num}: expected {len(header)} fields as in "
+                            f"the header, found {len(fields)}"
+                        )
+            except csv.Error as error:
+                problems.add(f"{path}: line {reader.line_num}: {error}")
     finally:
         csv.field_size_limit(limit)
     if problems:
-        raise DataError(shorten(problems))
+        raise DataError(problems.shown)
     return rows
 
 
-TEXT_FORMATS: dict[str, Callable[[Path, str], list[Row]]] = {
+def _header(path: Path, names: list[str]) -> list[str]:
+    if len(names) > _MAX_COLUMNS:
+        raise DataError(f"{path}: line 1: has {len(names):,} columns, at most {_MAX_COLUMNS:,} do")
+    if len(set(names)) < len(names) or "" in names:
+        raise DataError(
+            f"{path}: line 1: expected a header with a different name for each column, "
+            f"found {describe(names)}"
+        )
+    return names
+
+
+TEXT_FORMATS: dict[str, Callable[[Path], list[Row]]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,

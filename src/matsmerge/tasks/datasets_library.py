@@ -11,6 +11,10 @@ from matsmerge.tasks.optional_import import import_optional
 
 Row = Mapping[str, Any]
 
+# Of a Parquet file. What is small does no harm however well it compresses.
+_MAX_RATIO, _SMALL_BYTES = 20, 64 * 2**20
+_MAX_VALUES = 50_000_000
+
 
 class LazyRows(Sequence[Row]):
     """Rows of an Arrow table or a dataset, read when they are asked for."""
@@ -39,13 +43,39 @@ class LazyRows(Sequence[Row]):
 
 
 def read_parquet(path: Path) -> tuple[list[str], LazyRows]:
-    """Columns and rows of a Parquet file."""
+    """Columns and rows of a Parquet file.
+
+    Texts stay in the dictionaries that they are stored in: a text that is repeated a million
+    times, which takes a few bytes in the file, then takes a few in memory.
+    """
     parquet = import_optional("pyarrow.parquet")
     try:
-        table = parquet.read_table(path, partitioning=None)
+        with parquet.ParquetFile(path) as file:
+            columns = _check_parquet(path, file)
+        with parquet.ParquetFile(path, read_dictionary=columns) as file:
+            table = file.read()
+    except DataError:
+        raise
     except Exception as error:  # pyarrow raises many types for damaged files
         raise DataError(f"{path}: not a readable Parquet file ({first_line(error)})") from error
     return list(table.column_names), LazyRows(table, is_arrow=True)
+
+
+def _check_parquet(path: Path, file: Any) -> list[str]:
+    """Refuse what takes far more memory than on disk; returns the columns of texts."""
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    num_values = sum(chunk.num_values for chunk in chunks)
+    num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+    stored_bytes = path.stat().st_size
+    most = max(_SMALL_BYTES, _MAX_RATIO * stored_bytes)
+    if num_bytes > most or num_values > _MAX_VALUES or file.metadata.num_rows > _MAX_VALUES:
+        raise DataError(
+            f"{path}: {stored_bytes:,} bytes hold {num_values:,} values of {num_bytes:,} bytes in "
+            f"all; expected at most {most:,} bytes, {_MAX_RATIO} times as many as are stored, and "
+            f"{_MAX_VALUES:,} values; write fewer rows or columns to a file"
+        )
+    return sorted({c.path_in_schema for c in chunks if c.physical_type == "BYTE_ARRAY"})
 
 
 def is_saved_dataset(folder: Path) -> bool:

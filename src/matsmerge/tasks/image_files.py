@@ -1,6 +1,7 @@
 """Images: in folders, in bytes, as arrays."""
 
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 from matsmerge.errors import DataError
 from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.problems import describe
+
+_MAX_PIXELS = 2**26  # 67 megapixels, which take 268 MB
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
@@ -83,17 +86,39 @@ def _opened(source: Path | bytes) -> Any:
     library = import_optional("PIL.Image")
     if isinstance(source, Path) and not source.is_file():
         raise DataError(f"{source}: no such file")
-    return _attempt(
-        source, lambda: library.open(source if isinstance(source, Path) else io.BytesIO(source))
-    )
+
+    def open_checked() -> Any:
+        with warnings.catch_warnings():
+            # PIL warns of what it only refuses at twice the size.
+            warnings.simplefilter("ignore", library.DecompressionBombWarning)
+            image = library.open(source if isinstance(source, Path) else io.BytesIO(source))
+        width, height = image.size
+        if width * height > _MAX_PIXELS:
+            image.close()
+            raise DataError(_too_large(f"{width} x {height}"))
+        return image
+
+    return _attempt(source, open_checked)
+
+
+def _too_large(size: str) -> str:
+    return f"an image of {size} pixels, expected at most {_MAX_PIXELS:,}; make it smaller"
+
+
+def _named(source: Path | bytes) -> str:
+    return str(source) if isinstance(source, Path) else f"image of {len(source)} bytes"
 
 
 def _attempt(source: Path | bytes, action: Any) -> Any:
+    library = import_optional("PIL.Image")
     try:
         return action()
+    except DataError as error:
+        raise DataError(f"{_named(source)}: {error}") from error
+    except library.DecompressionBombError as error:
+        raise DataError(f"{_named(source)}: {_too_large('too many')}") from error
     except Exception as error:  # each format has its own way to be damaged
-        name = source if isinstance(source, Path) else f"image of {len(source)} bytes"
-        raise DataError(f"{name}: not a readable image ({error})") from error
+        raise DataError(f"{_named(source)}: not a readable image ({error})") from error
 
 
 def _checked_array(value: Any) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 from torch import nn
 
 from matsmerge.errors import DataError, closest
-from matsmerge.tasks.problems import describe
+from matsmerge.tasks.problems import describe, quote
+from matsmerge.tasks.values import is_whole_number
 
 
 class Labels:
@@ -51,9 +52,9 @@ class Labels:
         if isinstance(value, str):
             if value in self._numbers:
                 return self._in_range(self._numbers[value])
-            if not value.strip().removeprefix("-").isdecimal():
+            if not is_whole_number(value):
                 raise DataError(
-                    f"label '{value}' is no class of the model{closest(value, self._numbers)}"
+                    f"label {quote(value)} is no class of the model{closest(value, self._numbers)}"
                 )
             value = int(value)  # files without types write numbers as text
         if hasattr(value, "item"):

@@ -14,11 +14,11 @@ from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.causal_lm import CausalLM
 from matsmerge.tasks.prediction import Prediction
-from matsmerge.tasks.problems import describe
+from matsmerge.tasks.problems import describe, quote
 from matsmerge.tasks.seq2seq import Seq2Seq
 from matsmerge.tasks.task import Encoded, Task, TaskOptions, on_device_of
 from matsmerge.tasks.text_encoding import TOKENIZER_FILES
-from matsmerge.tasks.values import text_of, texts_of, value_of
+from matsmerge.tasks.values import is_whole_number, text_of, texts_of, value_of
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ def _label(value: Any, choices: Sequence[str]) -> int:
         if choices.count(value) == 1:
             return choices.index(value)
         if choices.count(value) > 1:
-            raise DataError(f"label '{value}' is several choices; give the number of one")
-        if not value.strip().removeprefix("-").isdecimal():
-            raise DataError(f"label '{value}' is none of the choices{closest(value, choices)}")
+            raise DataError(f"label {quote(value)} is several choices; give the number of one")
+        if not is_whole_number(value):
+            raise DataError(f"label {quote(value)} is none of the choices{closest(value, choices)}")
         value = int(value)
     if hasattr(value, "item"):
         value = value.item()

@@ -14,7 +14,7 @@ from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.data import Data
 from matsmerge.tasks.image_files import image_source
 from matsmerge.tasks.prediction import Prediction
-from matsmerge.tasks.problems import shorten
+from matsmerge.tasks.problems import Problems
 from matsmerge.tasks.template import Wordings
 
 
@@ -118,8 +118,10 @@ def encode_all(
     """
     sources, prompt = _choose_columns(task, data, columns or {}, wordings)
     encoded: list[E] = []
-    problems: list[str] = []
+    problems = Problems()
     for number in range(len(data)) if numbers is None else numbers:
+        if problems.are_enough:
+            break
         row = data.rows[number]
         own = {name: row[source] for name, source in sources.items() if source in row}
         try:
@@ -130,9 +132,9 @@ def encode_all(
                     own[name] = image_source(own[name], data.folder)
             encoded.append(task.encode(own, number))
         except DataError as error:
-            problems += [f"{data.name}: row {number + 1}: {p}" for p in error.problems]
+            problems.add(*(f"{data.name}: row {number + 1}: {p}" for p in error.problems))
     if problems:
-        raise DataError(shorten(problems))
+        raise DataError(problems.shown)
     return encoded
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from matsmerge.tasks.task import has_any
 Ids = list[int]
 
 DEFAULT_MAX_LENGTH = 512
+# Text is cut before it is tokenized, which takes hundreds of bytes for each character: to so many
+# characters for each token that is kept, if these are enough.
+_CHARS_PER_TOKEN = 32
+_MAX_CHARS = 2**20
+_MIN_LONG = 2**12
+_SPARE_TOKENS = 8  # where a text is cut, its tokens may be others
 # One of these holds the vocabulary; without it, transformers would make up an empty tokenizer.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -104,6 +111,10 @@ class TextEncoder:
             "return_token_type_ids": self._use_token_types,
             "verbose": False,
         }
+        text = self._cut(text, limit)
+        pair = self._cut(pair, limit)
+        if "text_target" in options:
+            options["text_target"] = self._cut(options["text_target"], limit)
         features = self.tokenizer(text, pair, truncation=True, max_length=limit, **options)
         if len(features["input_ids"]) >= limit:
             whole = self.tokenizer(text, pair, truncation=False, **options)
@@ -111,12 +122,33 @@ class TextEncoder:
                 self.truncated.add(number)
         return features
 
-    def ids(self, text: str, *, special: bool = True) -> Ids:
-        """All ids of a text, of any length."""
+    def ids(self, text: str, *, special: bool = True, from_end: bool = False) -> Ids:
+        """All ids of a text; of a very long one more than fit, from its beginning or its end."""
+        text = self._cut(text, self.max_length, from_end=from_end)
         ids: Ids = self.tokenizer(
             text, add_special_tokens=special, truncation=False, verbose=False
         )["input_ids"]
         return ids
+
+    def _cut(self, text: Any, limit: int, *, from_end: bool | None = None) -> Any:
+        """A text or list of words with no more than is sure to give the tokens that are kept."""
+        if text is None or _num_chars(text) <= _CHARS_PER_TOKEN * limit + _MIN_LONG:
+            return text
+        if from_end is None:
+            from_end = self.tokenizer.truncation_side == "left"
+        part = _part(text, _CHARS_PER_TOKEN * limit + _MIN_LONG, from_end=from_end)
+        tokens = self.tokenizer(
+            part, truncation=False, verbose=False, is_split_into_words=isinstance(text, list)
+        )["input_ids"]
+        if len(tokens) > limit + _SPARE_TOKENS:
+            return part
+        if _num_chars(text) > _MAX_CHARS:
+            raise DataError(
+                f"a text of {_num_chars(text):,} characters begins with {_num_chars(part):,} that "
+                f"are only {len(tokens)} tokens, so it would have to be read as a whole, which is "
+                f"done up to {_MAX_CHARS:,} characters; is it text? Cut it"
+            )
+        return text
 
     def pad(self, features: Sequence[Mapping[str, Ids]]) -> dict[str, Tensor]:
         """Features as tensors, padded on the right, with an attention mask."""
@@ -126,6 +158,20 @@ class TextEncoder:
             if name in features[0]
         }
         return inputs | {"attention_mask": mask_of([len(f["input_ids"]) for f in features])}
+
+
+def _num_chars(text: str | list[str]) -> int:
+    return len(text) if isinstance(text, str) else sum(map(len, text)) + len(text)
+
+
+def _part(text: Any, num_chars: int, *, from_end: bool) -> Any:
+    """The characters at one end; of a list of words, as many words."""
+    if isinstance(text, str):
+        return text[-num_chars:] if from_end else text[:num_chars]
+    words = text[::-1] if from_end else text
+    sizes = accumulate(len(word) + 1 for word in words)
+    num = max(1, sum(size <= num_chars for size in sizes))
+    return text[-num:] if from_end else text[:num]
 
 
 def load_tokenizer(folder: Path) -> Any:

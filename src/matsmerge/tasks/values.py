@@ -13,7 +13,16 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
     value = value_of(row, column)
     if not isinstance(value, str):
         raise DataError(f"'{column}': expected text, found {describe(value)}")
-    return value
+    return _checked(value, column)
+
+
+def _checked(text: str, column: str) -> str:
+    """Text as it is; half of a surrogate pair, which JSON can write, is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"'{column}': is no valid Unicode text ({error})") from error
+    return text
 
 
 def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
@@ -22,7 +31,7 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"'{column}': expected a list, found damaged JSON ({error})") from error
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -40,6 +49,7 @@ def texts_of(row: Mapping[str, Any], column: str) -> list[str]:
                 f"'{column}': expected a list of texts, found {describe(value)} "
                 f"at position {position}"
             )
+        _checked(value, column)
     return values
 
 
@@ -48,3 +58,9 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
         raise DataError(f"'{column}': there is none in this row")
     return row[column]
+
+
+def is_whole_number(text: str) -> bool:
+    """Is it a number that a label could be? Files without types write numbers as text."""
+    digits = text.strip().removeprefix("-")
+    return digits.isdecimal() and len(digits) < 20
