@@ -1,7 +1,9 @@
 """`mats collect` for every kind of task, and what it says when something is wrong."""
 
+import getpass
 import json
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,25 @@ def test_a_task_file_says_it_all(mats: Run, bert: Path, tmp_path: Path) -> None:
     code, _, err = mats("collect", bert, "--task", tmp_path / "task.yaml", "--out", out, "-q")
     assert code == 0, err
     assert open_statistics(out).header.num_examples == 2
+
+
+def test_no_path_is_published(mats: Run, bert: Path, tmp_path: Path) -> None:
+    """A file of statistics is for others: it has names, and not where things lie."""
+    rows = [{"text": t, "label": i % 2} for i, t in enumerate(SENTENCES)]
+    write_rows(tmp_path / "data.jsonl", rows)
+    (tmp_path / "task.yaml").write_text(
+        "task: sequence_classification\ndata: data.jsonl\nsplits: {train: 0.5, test: 0.5}\n"
+    )
+    out = tmp_path / "s.safetensors"
+    code, _, err = mats(
+        "collect", bert, "--task", tmp_path / "task.yaml", "--split", "train", "--out", out
+    )
+    assert code == 0, err
+    assert open_statistics(out).header.data[0].name == "data.jsonl (train)"
+    assert open_statistics(out).header.model.name == bert.name
+    for hidden in (str(tmp_path), getpass.getuser() + "@", socket.gethostname()):
+        assert hidden not in out.read_bytes().decode(errors="ignore")
+    assert "data.jsonl (train)" in mats("inspect", out)[1]
 
 
 def test_a_sorted_file_is_noticed(mats: Run, bert: Path, tmp_path: Path) -> None:

@@ -79,10 +79,11 @@ def collect(
         check_output(output.path, overwrite=overwrite, resume=resume)
     source = open_checkpoint(model if checkpoint is None else checkpoint)
     names = None if checkpoint is None else match_names(model, source)
-    origin = Origin(name=name or public_name(source.label), fingerprint=fingerprint(source))
+    origin = Origin(name=public_name(name or source.label), fingerprint=fingerprint(source))
     collection = Collection(model, checked, loss, names)
     batches = _assign(batches, checked)
-    result = run(collection, batches, origin, Origin(name=data, fingerprint=""), output)
+    of_data = Origin(name=public_name(data), fingerprint="")
+    result = run(collection, batches, origin, of_data, output)
     for note in collection.notes:
         warnings.warn(note, stacklevel=2)
     return result

@@ -11,8 +11,10 @@ of examples. With these scales the Fisher of a weight in torch's layout (out, in
 1/N for both factors; the counts are kept, so that any other scale can be had from these arrays.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -31,6 +33,7 @@ FORMAT_VERSION = 1
 Layout = Literal["linear", "conv1d", "conv2d", "embedding"]
 Form = Literal["symmetric", "diagonal", "rows", "full"]
 MAIN, HELD_OUT = "main", "held_out"
+_SPLIT = re.compile(r"(.*)( \([^()]*\))")  # as splits of one source are named
 
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
@@ -67,9 +70,21 @@ class Origin(_Part):
 
 
 def public_name(name: str) -> str:
-    """A name to publish: a hub id as it is, the last part of a path."""
-    path = local_path(name)
-    return path.resolve().name if path.exists() else name
+    """A name to publish: a hub id as it is; of a path, with or without a split, the last part."""
+    source, split = name, ""
+    if not _is_there(Path(name)) and (found := _SPLIT.fullmatch(name)):
+        source, split = found.groups()
+    path = local_path(source)
+    if _is_there(path):
+        return f"{path.resolve().name}{split}"
+    return f"{path.name}{split}" if path.is_absolute() or source.startswith(".") else name
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError):  # what cannot be a path
+        return False
 
 
 class Header(_Part):
