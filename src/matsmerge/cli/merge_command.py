@@ -162,6 +162,14 @@ def merge(
             rich_help_panel=_SOLVING,
         ),
     ] = None,
+    per: Annotated[
+        str | None,
+        typer.Option(
+            help="What K-FAC's output factors are means over: example (default), or token, as the "
+            "paper's code does; then models with long examples count less.",
+            rich_help_panel=_SOLVING,
+        ),
+    ] = None,
     ridge: Annotated[
         float | None,
         typer.Option(
@@ -339,6 +347,7 @@ def merge(
         "damping": damping,
         "stop": stop,
         "off_diagonal": off_diagonal,
+        "per": per,
         "ridge": ridge,
         "bias": bias,
         "embeddings": embeddings,

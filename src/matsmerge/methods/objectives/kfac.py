@@ -1,5 +1,9 @@
 """The block Fisher information of a layer, by K-FAC."""
 
+from typing import Literal
+
+from pydantic import Field
+
 from matsmerge.linalg.kronecker_sums import scales_of
 from matsmerge.linalg.operators import Kronecker, Operator, Sum
 from matsmerge.linalg.rounding import to_unit_size, without_rounding
@@ -18,6 +22,12 @@ class Kfac(Gram):
 
     statistic = "kfac"
 
+    per: Literal["example", "token"] = Field(
+        "example",
+        description="what O is a mean over: examples, whose rows are summed, or rows (the paper's "
+        "code)",
+    )
+
     def _is_covered(self, m: Map) -> bool:
         return super()._is_covered(m) and m.outputs
 
@@ -29,6 +39,9 @@ class Kfac(Gram):
             given = statistics.output_factor(m.module, part.of)
             outputs, size_o = to_unit_size(given)
             inputs, size_g = to_unit_size(self.adjusted(statistics, m, found, part.of))
+            if self.per == "token":
+                counts = statistics.header.sets[part.of]
+                size_o *= counts.num_examples / counts.num_rows[f"inputs/{m.inputs}"]
             terms.append(
                 Kronecker(
                     without_rounding(outputs, given.dtype, self.ridge_of(outputs)),
