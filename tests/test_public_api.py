@@ -91,7 +91,7 @@ def test_objectives_and_solvers() -> None:
         "identity": [],
         "fisher": ["floor"],
         "gram": ["bias", "embeddings", "equalize", "off_diagonal", "ridge"],
-        "kfac": ["bias", "embeddings", "equalize", "off_diagonal", "ridge"],
+        "kfac": ["bias", "embeddings", "equalize", "off_diagonal", "per", "ridge"],
         "block_fisher": [],
         "actmat": [],
         "wudi": [],

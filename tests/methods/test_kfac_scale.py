@@ -52,7 +52,7 @@ def test_per_example_and_per_token() -> None:
             fisher = torch.kron(outputs, inputs / num_tokens)
             a += fisher
             b += fisher @ weight.flatten()
-        start = sum(weights) / 2
+        start = torch.stack(weights).mean(0)
         step = torch.linalg.pinv(a, hermitian=True) @ (b - a @ start.flatten())
         merged = matsmerge.merge(
             models, None, "mats", statistics=statistics, init="average", objective="kfac",

@@ -12,6 +12,21 @@ from transformers import BertForSequenceClassification
 from matsmerge.statistics.statistics_file import open_statistics
 
 
+_KILLED = """
+import os, signal
+from matsmerge.cli.main import main
+from matsmerge.statistics import partial_file
+partial_file._SECONDS_BETWEEN = -1.0
+save = partial_file.PartialFile.save
+def save_and_die(self, collection):
+    save(self, collection)
+    if os.environ["RANK"] == "1":
+        os.kill(os.getpid(), signal.SIGKILL)
+partial_file.PartialFile.save = save_and_die
+main()
+"""
+
+
 def test_two_processes_are_as_one(tmp_path: Path) -> None:
     model = BertForSequenceClassification(bert_config(num_labels=2)).double()
     folder = save(model, tmp_path / "model", make_tokenizer())
@@ -19,7 +34,7 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
     write_rows(tmp_path / "data.jsonl", rows)
     common = [
         "collect", str(folder), "--data", str(tmp_path / "data.jsonl"), "--dtype", "float64",
-        "--statistics", "gram,kfac,fisher,block_fisher", "--batch-size", "10", "--held-out", "0.3",
+        "--statistics", "gram,kfac,fisher,block_fisher", "--batch-size", "3", "--held-out", "0.3",
     ]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     files = []
@@ -36,3 +51,15 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
         of, _, key = full_key.partition("/")
         torch.testing.assert_close(one.array(key, of), two.array(key, of), rtol=1e-9, atol=1e-15)
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
+    # One of two is killed, which ends both; they go on from what each had saved.
+    together = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    (tmp_path / "killed.py").write_text(_KILLED)
+    out = tmp_path / "2.safetensors"
+    for what in ([str(tmp_path / "killed.py")], ["-m", "matsmerge"]):
+        command = [sys.executable, *together, *what, *common, "--out", str(out), "--resume"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.returncode == 0) == (what == ["-m", "matsmerge"]), done.stderr
+        left = {p.name for p in tmp_path.glob(".*")}
+        assert (".2.safetensors.1of2.partial" in left) == (done.returncode != 0)
+    assert out.read_bytes() == files[1].read_bytes()
+    assert left == set()
