@@ -9,7 +9,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -24,19 +24,28 @@ T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
 
 
-def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> bytes:
-    """A regular file's content, if it is not larger than it may be."""
+def open_regular(path: Path, error_type: type[MatsError]) -> IO[bytes]:
+    """A file open for reading, if it is a regular one; of others, reading may never end."""
     try:
         # Opening a pipe would wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
-                raise error_type(f"{path}: not a regular file; give a file with content")
-            content = file.read(most_bytes + 1) if found.st_size <= most_bytes else None
-    except (OSError, ValueError) as error:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise error_type(f"{path}: not a regular file; give a file with content")
+        return os.fdopen(descriptor, "rb")
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
         reason = getattr(error, "strerror", None) or error
         raise error_type(f"{path}: cannot be read ({reason})") from error
+
+
+def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> bytes:
+    """A regular file's content, if it is not larger than it may be."""
+    try:
+        with open_regular(path, error_type) as file:
+            size = os.fstat(file.fileno()).st_size
+            content = file.read(most_bytes + 1) if size <= most_bytes else None
+    except OSError as error:
+        raise error_type(f"{path}: cannot be read ({error.strerror})") from error
     if content is None or len(content) > most_bytes:
         raise error_type(
             f"{path}: larger than the {most_bytes:,} bytes that such a file may have; "

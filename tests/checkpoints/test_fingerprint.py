@@ -1,12 +1,14 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.stored import StoredCheckpoint
 
 
 def test_the_same_however_it_is_stored(
@@ -37,3 +39,11 @@ def test_differs_with_values_names_and_dtypes(
     ]
     prints = [fingerprint(open_checkpoint(s)) for s in (state, *others)]
     assert len(set(prints)) == len(prints)
+
+
+def test_empty_tensors_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({str(i): torch.empty(0, i) for i in range(9)}, tmp_path / "a.safetensors")
+    checkpoint = open_checkpoint(tmp_path / "a.safetensors")
+    before = fingerprint(open_checkpoint({str(i): torch.empty(0, i) for i in range(9)}))
+    monkeypatch.setattr(StoredCheckpoint, "read", None)
+    assert fingerprint(checkpoint) == before

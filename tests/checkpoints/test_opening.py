@@ -1,4 +1,5 @@
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -105,15 +106,22 @@ def test_non_contiguous_and_overlapping_tensors() -> None:
     [
         ({"weight_map": {"a": "../outside.safetensors"}}, "not a file name in its folder"),
         ({"weight_map": {"a": "/etc/passwd"}}, "not a file name in its folder"),
-        ({"weight_map": {"a": ".."}}, "not a file name|is missing"),
-        ({"weight_map": {"a": 3}}, "not a file name in its folder"),
+        ({"weight_map": {"a": ".."}}, "not a file name in its folder"),
+        ({"weight_map": {"a": ""}}, "not a file name in its folder"),
+        ({"weight_map": {"a": "x" * 300}}, "not a file name in its folder"),
+        ({"weight_map": {"a": "x\0.safetensors"}}, "not a file name in its folder"),
+        ({"weight_map": {"a": "\ud800"}}, "not a file name in its folder"),
+        ({"weight_map": {"a": "pipe.safetensors"}}, "which is not a regular file"),
+        ({"weight_map": {"a": 3}}, "not a checkpoint index: weight_map.a: .* string, found 3"),
+        ({"weight_map": {f"a{i}": f"{i}" for i in range(99)}}, "and 91 more"),
         ({"weight_map": {"a": "gone.safetensors"}}, "'gone.safetensors', which is missing"),
         ({"weight_map": {"a": "x.safetensors", "b": "x.safetensors"}}, "lists 'b', which no shard"),
         ({"weight_map": {"b": "y.safetensors"}}, "does not list 'c'.*\n.*lists 'b'"),
         ({"weight_map": {"a": "x.safetensors", "c": "twin.safetensors"}}, "'a' is also in"),
         ({"weights": {}}, "not a checkpoint index"),
         ([], "not a checkpoint index"),
-        ({"weight_map": {"a": ["x.safetensors"]}}, "not a file name in its folder"),
+        ({"weight_map": {"a": ["x.safetensors"]}}, "weight_map.a: .* string, found a list"),
+        ({"weight_map": 3}, "not a checkpoint index: weight_map: "),
     ],
 )
 def test_bad_index(tmp_path: Path, index: object, message: str) -> None:
@@ -123,9 +131,43 @@ def test_bad_index(tmp_path: Path, index: object, message: str) -> None:
     save_file({"a": torch.ones(2)}, folder / "x.safetensors")
     save_file({"c": torch.ones(2)}, folder / "y.safetensors")
     save_file({"a": torch.ones(2), "c": torch.ones(2)}, folder / "twin.safetensors")
+    os.mkfifo(folder / "pipe.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match=f"(?s){message}"):
         open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "adapter_model.safetensors",
+        "pytorch_model.bin",
+        "pytorch_model.bin.index.json",
+        "other.safetensors",
+        "other.pt",
+    ],
+)
+def test_a_pipe_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    sources = [tmp_path / name] if not name.endswith(".json") else []
+    for source in [*sources, *([tmp_path] if not name.endswith(".pt") else [])]:
+        with pytest.raises(CheckpointError, match=f"{name}: not a regular file"):
+            open_checkpoint(source)
+
+
+def test_devices_and_folders_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "zero.safetensors").symlink_to("/dev/zero")
+    (tmp_path / "zero.bin").symlink_to("/dev/zero")
+    for name in ("zero.safetensors", "zero.bin"):
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            open_checkpoint(tmp_path / name)
+    (tmp_path / "m" / "model.safetensors").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        open_checkpoint(tmp_path / "m")
+    with pytest.raises(CheckpointError, match="cannot be read|no such file"):
+        open_checkpoint("a\0b.safetensors")
 
 
 def test_a_key_twice_in_the_index(tmp_path: Path) -> None:

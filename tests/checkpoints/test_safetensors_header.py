@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save_file
 
+from matsmerge.checkpoints import stored
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.checkpoints.safetensors_header import DTYPES, encode_header, read_header
 from matsmerge.errors import CheckpointError
@@ -49,6 +50,7 @@ def test_safetensors_reads_what_we_write(specs: dict[str, TensorSpec]) -> None:
     assert all(offset <= len(header) + size for offset in offsets.values())
 
 
+EMPTY = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
@@ -62,6 +64,11 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (json.dumps({"a": GOOD | {"shape": [3]}}), b"12345678", "'a'.*expected 0 to 12"),
         (json.dumps({"a": GOOD | {"shape": [-2]}}), b"12345678", "whole number"),
         (json.dumps({"a": GOOD | {"shape": [True, 2]}}), b"12345678", "whole number"),
+        (json.dumps({"a": EMPTY | {"shape": [0, 10**30]}}), b"", "'a' has the shape .* 10{30}"),
+        (json.dumps({"a": EMPTY | {"shape": [0, 2**63 - 1]}}), b"", "'a'.*nothing can load"),
+        (json.dumps({"a": EMPTY | {"shape": [2**31, 0, 2**31]}}), b"", "'a'.*nothing can load"),
+        (json.dumps({"a": EMPTY | {"shape": [0] + [1] * 64}}), b"", "'a' has 65 dimensions"),
+        (json.dumps({"\ud800": EMPTY}), b"", "damaged header"),
         ('{"a": 1, "a": 2}', b"", "'a' appears twice"),
         ('{"a": {}}', b"", "damaged header"),
         ("[1]", b"", "damaged header"),
@@ -85,3 +92,43 @@ def test_not_even_a_header(tmp_path: Path) -> None:
     path.write_bytes(struct.pack("<Q", 1 << 60) + b"{}")
     with pytest.raises(CheckpointError, match="not a safetensors file"):
         read_header(path)
+
+
+def test_large_dimensions_of_empty_tensors_that_can_be_loaded(tmp_path: Path) -> None:
+    content = json.dumps({"a": EMPTY | {"shape": [0, 2**30, 2**29]}, "😀": EMPTY})
+    path = write(tmp_path / "x.safetensors", content)
+    assert read_header(path).specs["a"].shape == (0, 2**30, 2**29)
+    assert load(path.read_bytes())["a"].double().numpy().size == 0
+
+
+@pytest.mark.parametrize("is_escaped", [False, True])
+def test_a_million_tensors_are_refused_before_they_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_escaped: bool
+) -> None:
+    entry = json.dumps(EMPTY).replace("offsets", "offset\\u0073" if is_escaped else "offsets")
+    content = ",".join(f'"{i}":{entry}' for i in range(1_000_000))
+    path = write(tmp_path / "x.safetensors", f"{{{content}}}")
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(CheckpointError, match="more than 250,000 tensors"):
+        read_header(path)
+
+
+def test_values_that_are_no_tensors_count_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "x.safetensors", f'{{"a": [{"[]," * 4_000_000}0]}}')
+    monkeypatch.setattr(json, "loads", None)
+    with pytest.raises(CheckpointError, match="more than 250,000 tensors"):
+        read_header(path)
+
+
+def test_tensors_of_all_shards_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "MAX_TENSORS", 5)
+    names = [[str(10 * i + j) for j in range(2)] for i in range(4)]
+    paths = [
+        write(tmp_path / f"{i}.safetensors", json.dumps(dict.fromkeys(own, EMPTY)))
+        for i, own in enumerate(names)
+    ]
+    stored.StoredCheckpoint("", paths[:2], None)
+    with pytest.raises(CheckpointError, match="2.safetensors: .*more than"):
+        stored.StoredCheckpoint("", paths, None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from matsmerge.cli import merge_command
@@ -191,6 +191,15 @@ def test_inspect_one(mats: Run, models: list[Path]) -> None:
     )
     code, out, _ = mats("inspect", models[0], "--json")
     assert json.loads(out)["kinds"]["total"]["num_tensors"] == 7
+
+
+def test_inspect_of_many_ties_is_short(mats: Run, tmp_path: Path) -> None:
+    path = tmp_path / "tied.safetensors"
+    save_file({"a": torch.ones(2)}, path, {f"b{i}": "a" for i in range(500)})
+    code, out, _ = mats("inspect", path)
+    assert code == 0
+    assert "and 488 more that are tied" in out
+    assert len(out.splitlines()) < 30
 
 
 def test_inspect_two(mats: Run, models: list[Path], save_model: Callable[..., Path]) -> None:

@@ -19,6 +19,7 @@ from matsmerge.errors import AlignmentError
 
 _MAX_LISTED = 8  # tensors named per kind of difference and model; the rest are counted
 _COMPARE_ELEMENTS = 1 << 20
+_MAX_PREFIX_PARTS = 8  # modules that a checkpoint's names may have in front of another's
 
 
 @dataclass(frozen=True)
@@ -182,11 +183,13 @@ def _common_prefix(names: Iterable[str], prefixed: Iterable[str]) -> str | None:
     bare = set(names)
     counts: dict[str, int] = {}
     for name in prefixed:
-        parts = name.split(".")
-        for i in range(1, len(parts)):
-            if ".".join(parts[i:]) in bare:
-                prefix = ".".join(parts[:i]) + "."
-                counts[prefix] = counts.get(prefix, 0) + 1
+        end = 0
+        for _ in range(_MAX_PREFIX_PARTS):
+            end = name.find(".", end) + 1
+            if not end:
+                break
+            if name[end:] in bare:
+                counts[name[:end]] = counts.get(name[:end], 0) + 1
     return max(sorted(counts), key=lambda prefix: counts[prefix], default=None)
 
 

@@ -21,6 +21,8 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     digest = hashlib.sha256()
     for name, spec in sorted(checkpoint.specs.items()):
         digest.update(f"{name}\0{dtype_name(spec.dtype)}\0{spec.shape}\0".encode())
+        if not spec.num_elements:
+            continue
         last = max(0, spec.num_elements - _STRETCH_ELEMENTS)
         for start in sorted({last * i // (_NUM_STRETCHES - 1) for i in range(_NUM_STRETCHES)}):
             stop = min(start + _STRETCH_ELEMENTS, spec.num_elements)

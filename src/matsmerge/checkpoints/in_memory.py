@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, check_dtype, first_line
 from matsmerge.errors import CheckpointError
+from matsmerge.guarded_files import open_regular
 
 
 class InMemoryCheckpoint(Checkpoint):
@@ -58,6 +59,7 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
 
     Only tensors are ever unpickled: `weights_only=True` refuses everything that could run code.
     """
+    open_regular(path, CheckpointError).close()
     try:
         try:
             loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

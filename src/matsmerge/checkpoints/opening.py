@@ -1,10 +1,10 @@
 """From what the user names to a `Checkpoint`: file, folder, hub id, state dict or module."""
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import BaseModel
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
@@ -13,6 +13,7 @@ from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
 from matsmerge.checkpoints.safetensors_header import without_duplicates
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError
+from matsmerge.guarded_files import parse_as, read_json
 
 Source = str | Path | Mapping[str, Tensor] | nn.Module | Checkpoint
 
@@ -26,6 +27,9 @@ _WEIGHT_FILES = (
     "adapter_model.bin",
 )
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_MAX_NAME_BYTES = 255  # what file systems allow
+_MAX_LISTED = 8
+_MAX_QUOTED = 80
 
 
 def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
@@ -41,8 +45,9 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     path = local_path(source)
     try:
         exists = path.exists()
-    except OSError as error:
-        raise CheckpointError(f"{label}: cannot be read ({error.strerror})") from error
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        reason = getattr(error, "strerror", None) or error
+        raise CheckpointError(f"{label}: cannot be read ({reason})") from error
     if not exists:
         name, _, revision = str(source).partition("@")
         if not _HUB_ID.fullmatch(name):
@@ -109,48 +114,61 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
     return checkpoint
 
 
+class _Index(BaseModel, strict=True):
+    weight_map: dict[str, str]  # tensor -> file that holds it
+
+
 def _shards(folder: Path, index: Path) -> dict[Path, list[str]]:
     """The shards an index names, each with the tensors it should hold."""
-    try:
-        content = json.loads(index.read_text(), object_pairs_hook=without_duplicates)
-        weight_map = content["weight_map"]
-        if not isinstance(weight_map, dict):
-            raise TypeError("weight_map is not an object")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{index}: not a checkpoint index ({error!r})") from error
+    content = read_json(index, CheckpointError, object_pairs_hook=without_duplicates)
+    weight_map = parse_as(content, _Index, f"{index}: not a checkpoint index", CheckpointError)
+    tensors: dict[str, list[str]] = {}
+    for tensor, name in weight_map.weight_map.items():
+        tensors.setdefault(name, []).append(tensor)
     problems: list[str] = []
     shards: dict[Path, list[str]] = {}
-    paths: dict[str, Path | None] = {}
-    for tensor, named in weight_map.items():
-        name = str(named)
-        if name not in paths:
-            paths[name] = None
-            if not isinstance(named, str) or not name or Path(name).name != name:
-                problems.append(
-                    f"{index}: points to '{name}', which is not a file name in its folder"
-                )
-            elif not (folder / name).is_file():
-                problems.append(f"{index}: points to shard '{name}', which is missing")
-            else:
-                paths[name] = contained(folder, name)
-        path = paths[name]
-        if path is not None:
-            shards.setdefault(path, []).append(tensor)
+    for name, own in tensors.items():
+        if not _is_file_name(name):
+            shown = name if len(name) <= _MAX_QUOTED else f"{name[:_MAX_QUOTED]}…"
+            problems.append(f"{index}: points to {shown!r}, which is not a file name in its folder")
+        elif not (folder / name).is_file():
+            what = "not a regular file" if (folder / name).exists() else "missing"
+            problems.append(f"{index}: points to shard '{name}', which is {what}")
+        else:
+            shards[contained(folder, name)] = own
     if problems:
-        raise CheckpointError(problems)
+        raise CheckpointError(_shortened(problems, str(index)))
     return shards
+
+
+def _is_file_name(name: str) -> bool:
+    """Can a file of this name be in a folder?"""
+    try:
+        num_bytes = len(name.encode())
+    except UnicodeEncodeError:
+        return False
+    is_plain = Path(name).name == name and name not in ("", "..") and "\0" not in name
+    return is_plain and num_bytes <= _MAX_NAME_BYTES
 
 
 def _check_index(index: Path, shards: Mapping[Path, list[str]], checkpoint: Checkpoint) -> None:
     listed = {tensor for tensors in shards.values() for tensor in tensors}
     present = {*checkpoint.specs, *checkpoint.aliases}
-    problems = [f"{index}: lists '{name}', which no shard holds" for name in listed - present]
-    problems += [
+    problems = [
         f"{index}: does not list '{name}', which a shard holds"
         for name in sorted(set(checkpoint.specs) - listed)
     ]
+    problems += [
+        f"{index}: lists '{name}', which no shard holds" for name in sorted(listed - present)
+    ]
     if problems:
-        raise CheckpointError(sorted(problems))
+        raise CheckpointError(_shortened(problems, str(index)))
+
+
+def _shortened(problems: list[str], where: str) -> list[str]:
+    """The first of many problems, and how many there are besides."""
+    left = len(problems) - _MAX_LISTED
+    return [*problems[:_MAX_LISTED], f"{where}: and {left} more"] if left > 0 else problems
 
 
 def contained(folder: Path, name: str) -> Path:

@@ -8,6 +8,7 @@ into a file whose header is already there.
 
 import json
 import math
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.errors import CheckpointError
+from matsmerge.guarded_files import open_regular
 
 DTYPES = {
     "F64": torch.float64,
@@ -36,6 +38,13 @@ DTYPES = {
 }
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000
+MAX_TENSORS = 250_000  # of one model; the largest have some 150,000
+_MAX_VALUES = 12 * MAX_TENSORS  # in a header's JSON; each may take a hundred bytes
+# Also an empty tensor's other dimensions are multiplied by those who load it, numpy for one, and
+# must not overflow for the widest dtype.
+_MAX_ELEMENTS = (2**63 - 1) // 8
+_MAX_DIMENSIONS = 64  # numpy's limit
+_MAX_QUOTED = 80
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,22 @@ class Header:
 
 def read_header(path: Path) -> Header:
     """Read and check a header; a damaged or truncated file is a `CheckpointError`."""
+    raw, size = _read(path)
+    if sum(map(raw.count, (b"[", b"{", b","))) > _MAX_VALUES:
+        raise CheckpointError(too_many_tensors(path))
+    return _parse(path, raw, size)
+
+
+def has_metadata(path: Path, key: str) -> bool:
+    """Does a file have metadata of this name? A header that cannot hold it is not parsed."""
+    return key.encode() in _read(path)[0] and key in read_header(path).metadata
+
+
+def _read(path: Path) -> tuple[bytes, int]:
+    """The bytes of a header, and the size of its file."""
     try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
+        with open_regular(path, CheckpointError) as file:
+            size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
             if len(prefix) < 8:
                 raise CheckpointError(f"{path}: truncated, only {size} bytes")
@@ -61,10 +83,14 @@ def read_header(path: Path) -> Header:
                     f"{path}: not a safetensors file or truncated "
                     f"(header of {length} bytes in a file of {size}); download or save it again"
                 )
-            raw = file.read(length)
+            return file.read(length), size
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    return _parse(path, raw, size)
+
+
+def too_many_tensors(path: Path) -> str:
+    """What to say of a model with more tensors than we read."""
+    return f"{path}: its header describes more than {MAX_TENSORS:,} tensors; is it a model?"
 
 
 def _parse(path: Path, raw: bytes, size: int) -> Header:
@@ -72,9 +98,13 @@ def _parse(path: Path, raw: bytes, size: int) -> Header:
         entries = json.loads(raw.decode(), object_pairs_hook=without_duplicates)
         if not isinstance(entries, dict):
             raise ValueError("not a JSON object")
+        if b"\\u" in raw:  # half a surrogate pair is no character, and cannot be written again
+            json.dumps(entries, ensure_ascii=False).encode()
         metadata = entries.pop("__metadata__", None) or {}
         if not isinstance(metadata, dict):
             raise ValueError("__metadata__ is not an object")
+        if len(entries) > MAX_TENSORS:
+            raise CheckpointError(too_many_tensors(path))
         located = {name: _entry(name, entry) for name, entry in entries.items()}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise CheckpointError(f"{path}: damaged header ({error})") from error
@@ -120,6 +150,16 @@ def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
     shape, (begin, end) = entry["shape"], entry["data_offsets"]
     if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
         raise ValueError(f"tensor '{name}' has a shape or an offset that is not a whole number")
+    if len(shape) > _MAX_DIMENSIONS:
+        raise ValueError(
+            f"tensor '{name}' has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} can be loaded"
+        )
+    if math.prod(n for n in shape if n) > _MAX_ELEMENTS:
+        found = str(shape) if len(str(shape)) <= _MAX_QUOTED else f"{str(shape)[:_MAX_QUOTED]}…"
+        raise ValueError(
+            f"tensor '{name}' has the shape {found}, which nothing can load: its dimensions other "
+            f"than zero multiply to more than {_MAX_ELEMENTS}"
+        )
     return TensorSpec(DTYPES[entry["dtype"]], tuple(shape)), begin, end
 
 

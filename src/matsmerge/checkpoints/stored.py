@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
-from matsmerge.checkpoints.safetensors_header import Header, read_header
+from matsmerge.checkpoints.safetensors_header import (
+    MAX_TENSORS,
+    Header,
+    read_header,
+    too_many_tensors,
+)
 from matsmerge.errors import CheckpointError, ResourceError
 
 
@@ -24,9 +29,14 @@ class StoredCheckpoint(Checkpoint):
         self._where: dict[str, tuple[Path, int]] = {}
         problems: list[str] = []
         headers: dict[Path, Header] = {}
+        num_tensors = 0
         for path in paths:
             try:
                 headers[path] = read_header(path)
+                num_tensors += len(headers[path].specs)
+                if num_tensors > MAX_TENSORS:
+                    problems.append(too_many_tensors(path))
+                    break
             except CheckpointError as error:
                 problems += error.problems
         for path, header in headers.items():

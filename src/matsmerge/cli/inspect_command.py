@@ -165,8 +165,10 @@ def _show_one(checkpoint: "Checkpoint", *, as_json: bool) -> None:
     ]
     columns = ("kind", "tensors", "parameters", "size", "dtypes")
     display.show_table(columns, rows, title=checkpoint.label)
-    for name, kept in checkpoint.aliases.items():
+    for name, kept in list(checkpoint.aliases.items())[:_MAX_LISTED]:
         display.stdout.print(f"tied: {name} is {kept}", markup=False)
+    if len(checkpoint.aliases) > _MAX_LISTED:
+        display.stdout.print(f"and {len(checkpoint.aliases) - _MAX_LISTED} more that are tied")
     display.stdout.print(f"fingerprint: {fingerprint(checkpoint)[:16]}")
 
 

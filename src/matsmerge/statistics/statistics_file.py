@@ -16,7 +16,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import TensorSpec, dtype_name, first_line
 from matsmerge.checkpoints.opening import local_path
-from matsmerge.checkpoints.safetensors_header import read_header
+from matsmerge.checkpoints.safetensors_header import has_metadata, read_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError, OutputError, RecipeError, StatisticsError
 from matsmerge.guarded_files import parse_as, parse_json
@@ -51,7 +51,7 @@ def is_statistics_file(path: str | Path) -> bool:
     if file.suffix != ".safetensors" or not file.is_file():
         return False
     with contextlib.suppress(CheckpointError):
-        return _METADATA_KEY in read_header(file).metadata
+        return has_metadata(file, _METADATA_KEY)
     return False
 
 
@@ -59,7 +59,8 @@ def open_statistics(path: str | Path) -> Statistics:
     """Read and check a header; arrays are read when they are asked for."""
     file = local_path(path)
     if not file.is_file():
-        raise StatisticsError(f"{path}: no such file")
+        what = "not a regular file" if file.exists() else "no such file"
+        raise StatisticsError(f"{path}: {what}")
     metadata = read_header(file).metadata
     if _METADATA_KEY not in metadata:
         raise StatisticsError(
