@@ -1,12 +1,14 @@
 """The files that make weights a model: configuration, tokenizer, processor, chat template."""
 
 import json
+import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from matsmerge import guarded_files
 from matsmerge.checkpoints.hub import COMPANION_PATTERNS
 from matsmerge.checkpoints.opening import contained
 from matsmerge.errors import CheckpointError
@@ -14,6 +16,8 @@ from matsmerge.errors import CheckpointError
 _EXCLUDED = (
     "*.index.json",
     "merge.json",
+    "step.json",
+    "results.json",
     "trainer_state.json",
     "training.json",
     "tuning.json",
@@ -21,31 +25,85 @@ _EXCLUDED = (
     "requirements*.txt",
     "LICENSE*",
 )
+# Configurations that may name classes in files beside them, in `auto_map`.
+_NAMING_CODE = (
+    "config.json",
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+_RELATIVE_IMPORT = re.compile(r"^\s*(?:import|from)\s+\.(\w+)", re.MULTILINE)
 
 
 def companion_files(folder: Path | None) -> tuple[Path, ...]:
-    """The companions in a model's folder; a damaged one or a link out of it is an error."""
+    """The companions in a model's folder; a damaged one or a link out of it is an error.
+
+    Python files are among them only where the model's configuration refers to them.
+    """
     if folder is None:
         return ()
-    names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    found = tuple(
-        contained(folder, name)
-        for name in names
-        if any(fnmatchcase(name, p) for p in COMPANION_PATTERNS)
-        and not any(fnmatchcase(name, p) for p in _EXCLUDED)
+    names = sorted(
+        entry.name
+        for entry in folder.iterdir()
+        if entry.exists()
+        and not entry.is_dir()
+        and any(fnmatchcase(entry.name, p) for p in COMPANION_PATTERNS)
+        and not any(fnmatchcase(entry.name, p) for p in _EXCLUDED)
     )
-    for path in found:
-        if path.name == "config.json":
-            read_json(path)
-    return found
+    found = {name: contained(folder, name) for name in names}
+    for path in found.values():
+        guarded_files.open_regular(path, CheckpointError).close()
+    if "config.json" in found:
+        read_json(found["config.json"])
+    if any(name.endswith(".py") for name in found):
+        code = _code_of(found)
+        found = {n: path for n, path in found.items() if not n.endswith(".py") or n in code}
+    return tuple(found.values())
+
+
+def _code_of(found: dict[str, Path]) -> set[str]:
+    """The Python files that a model's configuration names, and those that they import."""
+    wanted = [
+        f"{module}.py"
+        for name in _NAMING_CODE
+        if name in found
+        for module in _modules_in(read_json(found[name]).get("auto_map"))
+    ]
+    code: set[str] = set()
+    while wanted:
+        name = wanted.pop()
+        if name in found and name not in code:
+            code.add(name)
+            text = guarded_files.read_text(found[name], CheckpointError)
+            wanted += [f"{module}.py" for module in _RELATIVE_IMPORT.findall(text)]
+    return code
+
+
+def _modules_in(auto_map: Any) -> Iterator[str]:
+    """The modules of `{"AutoModel": "modeling_x.XModel"}`; tokenizers have lists of two."""
+    for named in auto_map.values() if isinstance(auto_map, dict) else ():
+        for reference in named if isinstance(named, list) else [named]:
+            # `owner/name--modeling_x.XModel` is in another repository.
+            if isinstance(reference, str) and "--" not in reference:
+                yield reference.partition(".")[0]
+
+
+def code_notes(companions: Sequence[Path], model: str) -> list[str]:
+    """What to say where companions of a model hold code."""
+    code = [path.name for path in companions if path.suffix == ".py"]
+    if not code:
+        return []
+    return [
+        f"code of {model} is carried along, since its configuration refers to it (auto_map): "
+        f"{', '.join(code)}; it runs only where the result is loaded with trust_remote_code=True, "
+        "so read it before"
+    ]
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON ({error})") from error
+    content = guarded_files.read_json(path, CheckpointError)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content

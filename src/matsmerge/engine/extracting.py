@@ -13,10 +13,11 @@ from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.adapters.lora_layer import LoraLayer
 from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
-from matsmerge.checkpoints.companions import companion_files
+from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.opening import open_checkpoint
 from matsmerge.checkpoints.summary import relative_change
 from matsmerge.engine.adapter_output import AdapterOutput, limited
+from matsmerge.engine.model_card import public_name
 from matsmerge.engine.plan import make_plan
 from matsmerge.engine.preparing import PreparedMerge
 from matsmerge.engine.progress import Progress, Silent
@@ -97,8 +98,9 @@ def prepare_extraction(
     rules = make_rules(recipe, alignment.names)
     plan = make_plan(alignment, rules, getattr(torch, dtype) if dtype else None, output=output)
     left = {n: changed[n] for n in rest if n not in kept}
-    notes = [*alignment.notes, *_left_out(left, tied)]
     companions = [p for p in companion_files(opened.folder) if p.name != "config.json"]
+    code = code_notes(companions, public_name(opened.label))
+    notes = [*alignment.notes, *_left_out(left, tied), *code]
     return PreparedMerge(recipe, alignment, plan, (), output, tuple(companions), tuple(notes))
 
 

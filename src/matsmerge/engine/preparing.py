@@ -9,12 +9,13 @@ import torch
 
 from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
-from matsmerge.checkpoints.companions import companion_files
+from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.opening import Source
 from matsmerge.engine.adapter_output import AdapterOutput, Finish, plan_output
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence
 from matsmerge.engine.inputs import Inputs, gather_inputs
 from matsmerge.engine.layout import Layout, make_layout
+from matsmerge.engine.model_card import public_name
 from matsmerge.engine.plan import Plan, SolveJob, make_plan
 from matsmerge.engine.prefix_merging import PrefixMerge, prepare_prefix, without_inputs
 from matsmerge.engine.worker import FINAL
@@ -158,8 +159,9 @@ def prepare(
     sources_of_files = [inputs.pretrained or inputs.base, *inputs.models.values()]
     if inputs.writes_adapter:
         sources_of_files = list(inputs.models.values())
-    folders = (c.folder for c in sources_of_files if c is not None)
-    companions = companion_files(next((f for f in folders if f is not None), None))
+    of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
+    companions = companion_files(of.folder) if of else ()
+    code = code_notes(companions, public_name(of.label)) if of else []
     prepared = PreparedMerge(
         recipe,
         alignment,
@@ -167,7 +169,7 @@ def prepare(
         evidence,
         output,
         companions,
-        (*inputs.notes, *alignment.notes),
+        (*inputs.notes, *alignment.notes, *code),
         inputs.pretrained,
         prefix,
     )
