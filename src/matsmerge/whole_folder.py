@@ -8,6 +8,10 @@ from pathlib import Path
 
 from matsmerge.errors import OutputError
 
+# What is put around a name at most while its file or folder is written: `.NAME.partial`, say.
+_AFFIX_BYTES = 32
+_MAX_NAME_BYTES = 255
+
 
 def hold(folder: Path) -> int | None:
     """Keep other runs out of a folder until the descriptor is closed; None if nothing can.
@@ -40,6 +44,38 @@ def held(folder: Path, busy: str) -> Iterator[None]:
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def name_problems(target: Path) -> list[str]:
+    """Why there can be no file or folder of this name; nothing if there can."""
+    at_most = _MAX_NAME_BYTES
+    try:
+        if "\0" in str(target):
+            raise OSError(errno.EINVAL, "a zero byte in its name")
+        target.exists()
+        parent = next((p for p in target.absolute().parents if p.exists()), target)
+        at_most = os.pathconf(parent, "PC_NAME_MAX") if hasattr(os, "pathconf") else at_most
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            return [f"{target}: cannot be written to ({error.strerror}); choose another --out"]
+    longest = max((len(os.fsencode(part)) for part in target.parts), default=0)
+    own = len(os.fsencode(target.name)) + _AFFIX_BYTES
+    if max(longest, own) <= at_most:
+        return []
+    return [
+        f"{target}: has a name that is too long; this file system allows {at_most} bytes, "
+        f"{_AFFIX_BYTES} of which are needed while it is written; choose another --out"
+    ]
+
+
+def is_vacant(target: Path) -> bool:
+    """Can a folder be put here without anything being lost? An empty folder is like none.
+
+    Not one that a disk is mounted on: no other folder can take its place.
+    """
+    if target.is_symlink() or os.path.ismount(target):
+        return False
+    return not target.exists() or (target.is_dir() and not any(target.iterdir()))
 
 
 def put_in_place(made: Path, target: Path, replaced: Path) -> None:

@@ -72,8 +72,45 @@ def test_only_our_own_output_is_ever_replaced(models: list[Path], tmp_path: Path
     for target in (models[0], models[0] / "below", tmp_path):
         with pytest.raises(OutputError, match="overlaps|not a merge of ours"):
             matsmerge.merge(models, out=target, overwrite=True)
-    (tmp_path / "empty").mkdir()
-    matsmerge.merge(models, out=tmp_path / "empty", overwrite=True)
+
+
+def test_an_empty_folder_is_like_none(models: list[Path], tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    matsmerge.merge(models, out=empty)
+    assert (empty / "merge.json").exists()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "other")
+    with pytest.raises(OutputError, match="not the name of a folder"):
+        matsmerge.merge(models, out=tmp_path / "link")
+    (tmp_path / "other" / ".hidden").write_text("")
+    with pytest.raises(OutputError, match="not a merge of ours"):
+        matsmerge.merge(models, out=tmp_path / "other")
+
+
+def test_a_mounted_folder_cannot_be_replaced(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
+    with pytest.raises(OutputError, match="disk: exists and is not a merge of ours"):
+        matsmerge.merge(models, out=tmp_path / "disk")
+    matsmerge.merge(models, out=tmp_path / "disk" / "out")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 250, "ä" * 120, f"{'x' * 300}/out", "a\0b"])
+def test_names_that_do_not_fit_are_refused_before_any_work(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(worker.Worker, "merge", None)
+    with pytest.raises(OutputError, match="name that is too long|a zero byte"):
+        matsmerge.merge(models, out=tmp_path / name)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["m0", "m1", "m2"]
+
+
+def test_a_long_name_that_fits(models: list[Path], tmp_path: Path) -> None:
+    out = matsmerge.merge(models, out=tmp_path / ("x" * 223))
+    matsmerge.merge(models, out=out, overwrite=True)
 
 
 def test_not_enough_disk(

@@ -21,7 +21,7 @@ from matsmerge.engine.layout import Layout, Shard
 from matsmerge.engine.machine import format_bytes
 from matsmerge.engine.worker import Receipt
 from matsmerge.errors import OutputError
-from matsmerge.whole_folder import hold, put_in_place, sync
+from matsmerge.whole_folder import hold, is_vacant, name_problems, put_in_place, sync
 
 MANIFEST = "merge.json"
 _JOURNAL = "journal.jsonl"
@@ -237,6 +237,8 @@ def check_target(
 
 def check_new_file(path: Path, *, overwrite: bool) -> None:
     """Refuse a file that cannot or must not be written."""
+    if problems := name_problems(path):
+        raise OutputError(problems)
     if path.is_dir() or (path.exists() and not overwrite):
         raise OutputError(
             f"{path}: exists already; choose another file, or replace it with --overwrite"
@@ -248,6 +250,9 @@ def check_new_file(path: Path, *, overwrite: bool) -> None:
 def _target_problems(
     target: Path, num_bytes: int, inputs: Mapping[str, Path], overwrite: bool, resume: bool
 ) -> Iterator[str]:
+    if problems := name_problems(target):
+        yield from problems
+        return
     if not target.name or target.is_symlink():
         yield f"{target}: is not the name of a folder to make; choose another --out"
         return
@@ -256,9 +261,8 @@ def _target_problems(
         if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
             yield f"{target}: overlaps with the input {label}; choose another --out"
             return
-    if target.exists():
-        ours = target.is_dir() and ((target / MANIFEST).is_file() or not any(target.iterdir()))
-        if not ours:
+    if not is_vacant(target):
+        if not (target / MANIFEST).is_file():
             yield f"{target}: exists and is not a merge of ours; choose another --out"
         elif not overwrite:
             yield f"{target}: exists already; replace it with --overwrite"

@@ -7,18 +7,19 @@ from pathlib import Path
 
 from matsmerge.errors import OutputError
 from matsmerge.evaluation.results import Results
-from matsmerge.whole_folder import put_in_place
+from matsmerge.whole_folder import is_vacant, name_problems, put_in_place
 
 RESULTS = "results.json"
 
 
 def check_folder(target: Path, *, overwrite: bool) -> None:
     """Refuse an output that must not or cannot be written, before any work."""
+    if problems := name_problems(target):
+        raise OutputError(problems)
     if not target.name or target.is_symlink():
         raise OutputError(f"{target}: is not the name of a folder to make; choose another --out")
-    if target.exists():
-        is_ours = target.is_dir() and (_holds_results(target) or not any(target.iterdir()))
-        if not is_ours:
+    if not is_vacant(target):
+        if not _holds_results(target):
             raise OutputError(f"{target}: exists and holds no results; choose another --out")
         if not overwrite:
             raise OutputError(f"{target}: exists already; replace it with --overwrite")

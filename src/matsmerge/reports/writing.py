@@ -15,6 +15,7 @@ from matsmerge.reports.merge_report import MERGE, merge_report
 from matsmerge.reports.page import check_page, to_page
 from matsmerge.reports.picture import check_picture, draw_comparison
 from matsmerge.reports.suite_report import suite_report
+from matsmerge.whole_folder import name_problems
 
 Subspaces = Callable[[Path], Mapping[str, Any] | str | None]
 
@@ -33,6 +34,9 @@ class Outputs:
         kinds = {".html": self.page, ".md": self.markdown, ".png": self.picture}
         for suffix, path in kinds.items():
             if path is None:
+                continue
+            if too_long := name_problems(path):
+                problems += too_long
                 continue
             if path.suffix != suffix:
                 problems.append(f"{path}: the name of this file ends in {suffix}")

@@ -30,6 +30,7 @@ from matsmerge.statistics.shown_batch import count_examples
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics, public_name
 from matsmerge.statistics.statistics_file import parse_dtype, save_statistics
 from matsmerge.tasks.parameter_names import match_names
+from matsmerge.whole_folder import name_problems
 
 
 class Progress(Protocol):
@@ -204,7 +205,8 @@ def _identity(options: Options, model: Origin, data: Origin, process: Process, p
 
 def check_output(target: Path, *, overwrite: bool, resume: bool) -> None:
     """Refuse a file that must not or cannot be written, before any work."""
-    problems = []
+    if problems := name_problems(target):
+        raise OutputError(problems)
     if target.suffix != ".safetensors":
         problems.append(f"{target}: statistics are one file; let its name end in .safetensors")
     if target.is_dir():

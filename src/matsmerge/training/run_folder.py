@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.errors import AnotherRunError, OutputError
-from matsmerge.whole_folder import hold, put_in_place, sync
+from matsmerge.whole_folder import hold, is_vacant, name_problems, put_in_place, sync
 
 MANIFEST = "training.json"
 _RUN = "run.json"
@@ -140,16 +140,16 @@ def check_target(
 
 
 def _problems(target: Path, inputs: Mapping[str, Path], overwrite: bool, resume: bool) -> list[str]:
+    if problems := name_problems(target):
+        return problems
     if not target.name or target.is_symlink():
         return [f"{target}: is not the name of a folder to make; choose another --out"]
     place = target.resolve()
     for label, used in inputs.items():
         if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
             return [f"{target}: overlaps with the input {label}; choose another --out"]
-    problems = []
-    if target.exists():
-        ours = target.is_dir() and ((target / MANIFEST).is_file() or not any(target.iterdir()))
-        if not ours:
+    if not is_vacant(target):
+        if not (target / MANIFEST).is_file():
             problems.append(f"{target}: exists and was not trained by us; choose another --out")
         elif not overwrite:
             problems.append(f"{target}: exists already; replace it with --overwrite")
