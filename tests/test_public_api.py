@@ -47,7 +47,8 @@ def test_errors_are_one_tree() -> None:
 def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.merge).parameters) == [
         "models", "base", "method", "out", "statistics", "data", "weights", "overrides", "heads",
-        "dtype", "output", "rank", "align", "allow_nonfinite", "force", "overwrite", "resume", "parameters",
+        "dtype", "output", "rank", "align", "allow_nonfinite", "force", "overwrite", "resume", "verify",
+        "parameters",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.merge_trajectory).parameters) == [
         "models", "base", "method", "iterations", "statistics", "weights", "overrides", "heads",

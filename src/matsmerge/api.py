@@ -63,6 +63,7 @@ def merge(
     force: bool = False,
     overwrite: bool = False,
     resume: bool = False,
+    verify: bool = False,
     **parameters: Any,
 ) -> Path: ...
 def merge(
@@ -84,6 +85,7 @@ def merge(
     force: bool = False,
     overwrite: bool = False,
     resume: bool = False,
+    verify: bool = False,
     **parameters: Any,
 ) -> dict[str, Tensor] | Path:
     """Merge models given as paths, hub ids, state dicts or modules.
@@ -99,6 +101,9 @@ def merge(
     Adapters of PEFT are models like others. Several LoRA or (IA)^3 adapters become one adapter
     again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
     `align="knots"` merges LoRA adapters in the space that their outputs share.
+
+    With `resume` a merge into `out` that was interrupted goes on, if its inputs are unchanged; with
+    `verify` that is told from every byte of them instead of from sizes and times.
 
     What is decided without being asked, such as parameters kept apart as heads, is said as a
     warning.
@@ -124,6 +129,7 @@ def merge(
         target,
         overwrite=overwrite,
         resume=resume,
+        verify=verify,
         allow_nonfinite=allow_nonfinite,
     )
 

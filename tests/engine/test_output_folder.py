@@ -382,10 +382,93 @@ def test_a_failing_resume_keeps_what_was_done(
 
 def test_left_overs_of_a_killed_overwrite(models: list[Path], tmp_path: Path) -> None:
     out = matsmerge.merge(models, out=tmp_path / "out")
-    (tmp_path / ".out.replaced").mkdir()
-    (tmp_path / ".out.replaced" / "x").write_text("")
-    matsmerge.merge(models, out=out, overwrite=True)
-    assert not (tmp_path / ".out.replaced").exists()
+    for options in ({"overwrite": True}, {"resume": True}):
+        (staging_path(out) / "replaced").mkdir(parents=True)
+        (staging_path(out) / "replaced" / "x").write_text("")
+        if options.get("resume"):  # as if the new one had been put in place never
+            out.rename(tmp_path / "elsewhere")
+        matsmerge.merge(models, out=out, **options)
+        assert not staging_path(out).exists()
+
+
+def test_killed_when_the_output_is_in_place(
+    models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def killed(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder, "_tidy", killed)
+        with pytest.raises(KeyboardInterrupt):
+            matsmerge.merge(models, out=out)
+    assert set(everything(out)) == {"model.safetensors", "config.json", "README.md", "merge.json"}
+    before = everything(out)
+    with pytest.raises(OutputError) as error:
+        matsmerge.merge(models, out=out)
+    assert error.value.problems == [f"{out}: exists already; replace it with --overwrite"]
+    with pytest.raises(OutputError, match="other inputs, another recipe"):
+        matsmerge.merge(models[1:], out=out, resume=True)
+    monkeypatch.setattr(worker.Worker, "merge", None)
+    assert matsmerge.merge(models, out=out, resume=True) == out
+    assert everything(out) == before
+    assert not staging_path(out).exists()
+
+
+def _merge_until(arguments: dict[str, Any], place: str, last: int, connection: Any) -> None:
+    """Merge, and die before the operation on files under `place` that has this number."""
+    num_operations = 0
+
+    def count(event: str, details: tuple[Any, ...]) -> None:
+        nonlocal num_operations
+        if event in OPERATIONS and any(place in str(d) for d in details):
+            num_operations += 1
+            if num_operations == last:
+                os._exit(9)
+
+    sys.addaudithook(count)
+    matsmerge.merge(**arguments)
+    connection.send(num_operations)
+    connection.close()
+    os._exit(0)
+
+
+OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_before_any_operation_on_files(
+    models: list[Path], tmp_path: Path, overwrite: bool
+) -> None:
+    plain = matsmerge.merge(models, out=tmp_path / "plain")
+    expected = {n: c.replace(b"# plain", b"# out") for n, c in everything(plain).items()}
+    context = multiprocessing.get_context("fork")
+    for last in range(1, 1000):
+        out = tmp_path / "runs" / str(last) / "out"
+        if overwrite:
+            matsmerge.merge(models[1:], out=out)
+        arguments = {"models": models, "out": out, "overwrite": overwrite}
+        here, there = context.Pipe()
+        process = context.Process(
+            target=_merge_until, args=(arguments, str(out.parent), last, there)
+        )
+        process.start()
+        process.join(60)
+        if process.exitcode == 0:
+            assert here.recv() == last - 1
+            break
+        assert process.exitcode == 9
+        if out.exists():  # the old one, or the new one, but nothing else
+            assert set(everything(out)) == set(expected)
+        is_done = out.exists() and everything(out) == expected
+        if is_done and not any(staging_path(out).iterdir()):
+            continue  # only an empty hidden folder was still to be removed
+        is_old = out.exists() and not is_done
+        matsmerge.merge(models, out=out, resume=True, overwrite=is_old)
+        assert everything(out) == expected, last
+        assert [path.name for path in out.parent.iterdir()] == ["out"], last
+    assert last > 10
 
 
 def test_odd_places(models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

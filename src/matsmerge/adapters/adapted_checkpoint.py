@@ -33,6 +33,7 @@ class AdaptedCheckpoint(Checkpoint):
         self.label = adapter.label
         self.folder = adapter.checkpoint.folder
         self.place = adapter.checkpoint.place
+        self.files = [*base.files, *adapter.checkpoint.files]
         self.fitted: Fitted = fit(adapter, base, names)
         specs = dict(base.specs)
         for name, tensor in self.fitted.values.items():

@@ -30,6 +30,8 @@ class FilledCheckpoint(Checkpoint):
         self.aliases: dict[str, str] = {}
         self.folder = of.folder if of else None
         self.place = of.place if of else None
+        origins = dict.fromkeys(source.checkpoint for source in sources.values())
+        self.files = [file for origin in origins for file in origin.files]
         self._sources = dict(sources)
         self._fill = fill
         self._of = of

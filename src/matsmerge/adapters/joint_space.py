@@ -112,6 +112,7 @@ class JointCheckpoint(Checkpoint):
     def __init__(self, space: JointSpace, number: int, others: Checkpoint) -> None:
         adapter = space.adapters[number].checkpoint
         self.label, self.folder, self.place = adapter.label, adapter.folder, adapter.place
+        self.files = [f for a in space.adapters for f in a.checkpoint.files] + [*others.files]
         self._space, self._number, self._others = space, number, others
         self._modules: Mapping[str, str] = {f"{m}.weight": m for m in space.modules}
         self.specs = {w: space.spec(m) for w, m in self._modules.items()} | dict(others.specs)

@@ -2,13 +2,14 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from matsmerge.checkpoints.input_file import InputFile
 from matsmerge.errors import CheckpointError
 
 
@@ -45,6 +46,7 @@ class Checkpoint(ABC):
     `label` is how the user named it. `specs` lists every tensor once; a tied weight's other
     names are in `aliases` (other name -> name in `specs`). `folder` is where its
     configuration and tokenizer lie, and `place` the file or folder it is read from, if any.
+    `files` are all that its values come from, as they were when they were opened.
     """
 
     label: str
@@ -52,6 +54,7 @@ class Checkpoint(ABC):
     aliases: Mapping[str, str]
     folder: Path | None = None
     place: Path | None = None
+    files: Sequence[InputFile] = ()
 
     @property
     def origin(self) -> "Checkpoint":

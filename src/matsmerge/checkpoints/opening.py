@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.hub import download
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
+from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.safetensors_header import without_duplicates
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError
@@ -74,7 +75,10 @@ def _open_file(label: str, path: Path, folder: Path | None) -> Checkpoint:
     if path.suffix == ".safetensors":
         return StoredCheckpoint(label, [path], folder)
     if path.suffix in (".bin", ".pt", ".pth"):
-        return InMemoryCheckpoint(label, load_pickled(path), folder)
+        file = look_at(path)
+        pickled = InMemoryCheckpoint(label, load_pickled(path), folder)
+        pickled.files = [file]
+        return pickled
     raise CheckpointError(f"{path}: expected .safetensors, .bin, .pt, .pth, or a folder")
 
 
@@ -101,6 +105,7 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
         checkpoint: Checkpoint = StoredCheckpoint(label, list(shards), folder)
     else:
         state: dict[str, Tensor] = {}
+        files = [look_at(shard) for shard in shards]
         for shard in shards:
             loaded = load_pickled(shard)
             if twice := state.keys() & loaded.keys():
@@ -110,6 +115,7 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
                 )
             state |= loaded
         checkpoint = InMemoryCheckpoint(label, state, folder)
+        checkpoint.files = files
     _check_index(path, shards, checkpoint)
     return checkpoint
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.safetensors_header import (
     MAX_TENSORS,
     Header,
@@ -29,9 +30,11 @@ class StoredCheckpoint(Checkpoint):
         self._where: dict[str, tuple[Path, int]] = {}
         problems: list[str] = []
         headers: dict[Path, Header] = {}
+        files = []
         num_tensors = 0
         for path in paths:
             try:
+                files.append(look_at(path))  # before it is read: a later change is then noticed
                 headers[path] = read_header(path)
                 num_tensors += len(headers[path].specs)
                 if num_tensors > MAX_TENSORS:
@@ -50,6 +53,7 @@ class StoredCheckpoint(Checkpoint):
                 self._where[name] = path, header.offsets[name]
         if problems:
             raise CheckpointError(problems)
+        self.files = files
         self.specs = specs
         self.aliases = _saved_ties(headers.values(), specs)
         self._descriptors: dict[Path, int] = {}

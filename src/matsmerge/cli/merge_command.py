@@ -287,6 +287,14 @@ def merge(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue a merge that was interrupted.")
     ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify",
+            help="Compare every byte of the inputs before and after the merge, and when it is "
+            "resumed. Otherwise their sizes, times and inodes are compared.",
+        ),
+    ] = False,
     allow_nonfinite: Annotated[
         bool, typer.Option("--allow-nonfinite", help="Go on where an input holds NaN or Inf.")
     ] = False,
@@ -401,6 +409,7 @@ def merge(
             executor=executor,
             overwrite=overwrite,
             resume=resume,
+            verify=verify,
             allow_nonfinite=allow_nonfinite,
             max_shard_bytes=max_shard_bytes,
             progress=bars,

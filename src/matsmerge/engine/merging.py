@@ -19,6 +19,7 @@ from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.evidence import check_values
 from matsmerge.engine.executor import Executor, LocalExecutor
+from matsmerge.engine.input_files import find_input_files
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, Layout
 from matsmerge.engine.manifest import describe_inputs, identify, make_manifest, write_trace
 from matsmerge.engine.measuring import measure
@@ -51,16 +52,20 @@ def merge_in_memory(
     """The merged state dicts, by iteration; tied weights are one tensor under several names."""
     progress = progress or Silent()
     executor = executor or LocalExecutor()
+    input_files = find_input_files(prepared)
     check_values(prepared.evidence, prepared.methods, executor, progress)
     worker = Worker(prepared.alignment, allow_nonfinite, prepared.evidence)
     measured = measure(prepared.plan, worker, executor, progress)
     states, _ = _merge_states(prepared, worker, executor, measured, progress)
     if prepared.finish is not None:
         made = {at: prepared.finish.make(state)[0] for at, state in states.items()}
-        return {
+        states = {
             at: {n: checkpoint[n].to(spec.dtype) for n, spec in prepared.written.items()}
             for at, checkpoint in made.items()
         }
+    input_files.check(executor, progress)
+    if prepared.finish is not None:
+        return states
     tied = prepared.alignment.tied.items()
     return {
         at: r | {other: r[kept] for other, kept in tied if kept in r} for at, r in states.items()
@@ -98,6 +103,7 @@ def merge_to_folder(
     executor: Executor | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    verify: bool = False,
     allow_nonfinite: bool = False,
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     progress: Progress | None = None,
@@ -106,7 +112,8 @@ def merge_to_folder(
     """Write the merged model; the folder appears when it is complete.
 
     With a trajectory it holds a model folder for each iteration. `trace` is a file to write the
-    residual and objective of every layer and iteration to.
+    residual and objective of every layer and iteration to. Inputs that change while they are merged
+    are an error; with `verify` every byte of them is compared, before and after.
     """
     progress = progress or Silent()
     executor = executor or LocalExecutor()
@@ -115,11 +122,19 @@ def merge_to_folder(
     if trace is not None and trace.resolve().is_relative_to(target.resolve()):
         raise OutputError(f"{trace}: is inside of the output folder, which is not there yet")
     check_output(prepared, target, layout, overwrite=overwrite, resume=resume)
+    input_files = find_input_files(prepared)
+    input_files.check(executor, progress)  # since they were opened
+    if verify:
+        input_files.read_digests(executor, progress)
     check_values(prepared.evidence, prepared.methods, executor, progress)
     inputs = describe_inputs(prepared)
     identity = identify(prepared, layout, inputs, allow_nonfinite)
-    output = OutputFolder(target, layout, identity, list(prepared.models.values()))
+    num_pieces = {job.index: len(job.names) for job in prepared.plan.jobs}
+    folders = list(prepared.models.values())
+    output = OutputFolder(target, layout, identity, input_files, num_pieces, folders)
     output.open(resume=resume)
+    if output.is_there:
+        return target
     # Along a prefix each block depends on those before it; nothing of it is kept.
     leave = output.discard if prepared.prefix else output.close
     try:
@@ -156,6 +171,7 @@ def merge_to_folder(
             if at is not FINAL:
                 text = json.dumps({**manifest, "iteration": at}, indent=1) + "\n"
                 (files.folder / MANIFEST).write_text(text)
+        input_files.check(executor, progress)
         if trace is not None:
             write_trace(trace, manifest)
         output.finish(json.dumps(manifest, indent=1) + "\n")
@@ -168,7 +184,7 @@ def merge_to_folder(
             "folder"
         )
         raise ResourceError(
-            f"{output.path}: writing failed ({error.strerror}); {advice}"
+            f"{output.staging}: writing failed ({error.strerror}); {advice}"
         ) from error
     except ResourceError:
         leave()

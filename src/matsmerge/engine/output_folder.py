@@ -1,30 +1,45 @@
 """The output folder: complete or absent.
 
-Everything is written into a hidden folder beside the output. Finished jobs are noted in a
-journal after their bytes have reached the disk, so that a run that dies can be resumed. The
-manifest `merge.json` is written last, and then the folder is renamed.
+Beside the output there is a hidden folder `.NAME.partial` while it is made:
+
+    journal.jsonl  what this is a merge of; finished jobs, once their bytes have reached the disk
+    output/        becomes the output; its manifest `merge.json` is written last
+    replaced/      what was under the output's name before, until the new one is there
+
+A run that is killed can be resumed, whenever that was:
+
+    before the first line of the journal is whole    nothing is done yet, it begins anew
+    while jobs are done                              what the journal notes is not done again
+    while `output` is completed or renamed           the journal has all jobs, only this is repeated
+    after the rename                                 the output is whole and has no other files in
+                                                     it; resuming sees that it is there, and tidies
+    when only the empty hidden folder is left        the same, and nobody minds it
+
+The journal is outside of what is renamed, so that no moment leaves it in a finished output. It is
+the first to go where everything is deleted: a journal never speaks of files that are gone.
 """
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from matsmerge.engine.input_files import InputFiles
+from matsmerge.engine.journal import JournalWriter, read_journal
 from matsmerge.engine.layout import Layout, Shard
 from matsmerge.engine.machine import format_bytes
 from matsmerge.engine.worker import Receipt
-from matsmerge.errors import OutputError
+from matsmerge.errors import MatsError, OutputError
 from matsmerge.whole_folder import hold, is_vacant, name_problems, put_in_place, sync
 
 MANIFEST = "merge.json"
-_JOURNAL = "journal.jsonl"
+_JOURNAL, _OUTPUT, _REPLACED = "journal.jsonl", "output", "replaced"
 _SYNC_JOBS = 4  # finished jobs are noted in the journal about this often
 
 
@@ -64,12 +79,22 @@ class OutputFolder:
     """A folder being written; only `finish` makes the output appear."""
 
     def __init__(
-        self, target: Path, layout: Layout, identity: str, models: Sequence[str] = (".",)
+        self,
+        target: Path,
+        layout: Layout,
+        identity: str,
+        inputs: InputFiles,
+        num_pieces: Mapping[int, int],
+        models: Sequence[str] = (".",),
     ) -> None:
         self.target = target
         self.layout = layout
         self.identity = identity
-        self.path = staging_path(target)
+        self.inputs = inputs
+        self._num_pieces = num_pieces  # of each job
+        self.staging = staging_path(target)
+        self.path = self.staging / _OUTPUT
+        self.is_there = False  # a run that was killed had come to the end
         self.finished: dict[int, Receipt] = {}
         self.measured: dict[str, Any] | None = None
         # The folders with models: the output itself, or several within it.
@@ -77,15 +102,15 @@ class OutputFolder:
         self._syncer = ThreadPoolExecutor(1)
         self._syncing: Future[None] | None = None
         self._unsynced: list[int] = []
-        self._journal: IO[str] | None = None
+        self._journal: JournalWriter | None = None
         self._lock: int | None = None
 
     def open(self, *, resume: bool) -> None:
         """Begin, or continue where a run with the same inputs and recipe was interrupted."""
-        is_new = not self.path.exists()
+        is_new = not self.staging.exists()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self.path)
+            self.staging.mkdir(parents=True, exist_ok=True)
+            self._lock = hold(self.staging)
             if resume and not is_new:
                 self._continue()
             else:
@@ -95,14 +120,16 @@ class OutputFolder:
             raise OutputError(f"{self.target}: another merge is writing it just now") from error
         except OSError as error:
             self.discard() if is_new else self._close()
-            raise OutputError(f"{self.path}: cannot be written ({error.strerror})") from error
-        except OutputError:
+            raise OutputError(f"{self.staging}: cannot be written ({error.strerror})") from error
+        except MatsError:
             self._close()
             raise
 
     def _begin(self) -> None:
-        for left_over in self.path.iterdir():
-            shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+        for left_over in sorted(self.staging.iterdir(), key=lambda path: path.name != _JOURNAL):
+            is_folder = left_over.is_dir() and not left_over.is_symlink()
+            shutil.rmtree(left_over) if is_folder else left_over.unlink()
+        self.path.mkdir()
         for files, shard in self._files():
             files.folder.mkdir(exist_ok=True)
             file = files.descriptor(shard)
@@ -110,40 +137,42 @@ class OutputFolder:
             os.ftruncate(file, shard.num_bytes)
             os.pwrite(file, shard.header, 0)
             os.fsync(file)
-        self._journal = (self.path / _JOURNAL).open("x")
-        self._note({"identity": self.identity})
+        journal = self.staging / _JOURNAL
+        self._journal = JournalWriter.begin(journal, self.identity, self.inputs.notes())
 
     def _continue(self) -> None:
-        journal = self.path / _JOURNAL
-        entries = []
-        for line in journal.read_text().splitlines() if journal.exists() else []:
-            try:
-                entries.append(json.loads(line))
-            except ValueError:  # the line that was being written when the run died
-                break
-        if not entries:
+        noted = read_journal(self.staging / _JOURNAL)
+        if noted is None:
             self._begin()  # it was stopped before it had begun
             return
-        if entries[0].get("identity") != self.identity:
+        if noted.identity != self.identity:
             raise OutputError(
-                f"{self.path}: the interrupted merge had other inputs, another recipe or another "
-                "version of matsmerge; start anew with --overwrite"
+                f"{self.staging}: the interrupted merge had other inputs, another recipe or "
+                "another version of matsmerge; start anew with --overwrite"
             )
-        for entry in entries:
-            for job, (squares, solved, energies) in entry.get("jobs", {}).items():
-                self.finished[int(job)] = Receipt(int(job), tuple(squares), solved, energies)
-            self.measured = entry.get("measured", self.measured)
+        if is_finished(self.target):
+            self.is_there = True
+            _tidy(self.staging)
+            self._close()
+            return
+        self.inputs.check_noted(noted.inputs)
         for files, shard in self._files():
-            if os.fstat(files.descriptor(shard)).st_size != shard.num_bytes:
-                file = files.folder / shard.file_name
+            file = files.folder / shard.file_name
+            if not file.is_file() or file.stat().st_size != shard.num_bytes:
                 raise OutputError(f"{file}: damaged; start with --overwrite")
-        # Written anew, so that a torn last line does not swallow the next one.
-        journal.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-        self._journal = journal.open("a")
+        for job, receipt in noted.finished.items():
+            if len(receipt.squares) != self._num_pieces.get(job):
+                raise OutputError(
+                    f"{self.staging / _JOURNAL}: job {job} does not fit the merge; start with "
+                    "--overwrite"
+                )
+        self.finished, self.measured = noted.finished, noted.measured
+        self._journal = JournalWriter.resume(self.staging / _JOURNAL, noted)
 
     def note_measured(self, measured: Mapping[str, Any]) -> None:
         """Remember measurements for a run that resumes this one."""
-        self._note({"measured": measured})
+        assert self._journal is not None
+        self._journal.note_measured(measured)
 
     def note_finished(self, receipt: Receipt) -> None:
         """Note that all of a job's values have been written."""
@@ -163,8 +192,8 @@ class OutputFolder:
     def _sync(self, jobs: list[int]) -> None:
         for files, shard in self._files():
             os.fsync(files.descriptor(shard))
-        done = [self.finished[job] for job in jobs]
-        self._note({"jobs": {r.job_index: [r.squares, r.solved, r.energies] for r in done}})
+        assert self._journal is not None
+        self._journal.note_jobs([self.finished[job] for job in jobs])
 
     def _files(self) -> Iterator[tuple[ShardFiles, Shard]]:
         for files in self.shards.values():
@@ -180,17 +209,19 @@ class OutputFolder:
         (self.path / MANIFEST).write_text(manifest)
         for path in (*self.path.rglob("*"), self.path):
             sync(path)
-        replaced = self.path.with_suffix(".replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
+        replaced = self.staging / _REPLACED
+        if replaced.exists():
+            shutil.rmtree(replaced)
         put_in_place(self.path, self.target, replaced)
-        (self.target / _JOURNAL).unlink()
+        _tidy(self.staging)
         self._close()  # holding the lock until here keeps others from emptying the folder
-        shutil.rmtree(replaced, ignore_errors=True)
 
     def discard(self) -> None:
         """Leave nothing behind."""
         self._close()
-        shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            (self.staging / _JOURNAL).unlink(missing_ok=True)
+        shutil.rmtree(self.staging, ignore_errors=True)
 
     def close(self) -> None:
         """Leave everything for another run to resume."""
@@ -199,12 +230,6 @@ class OutputFolder:
         with contextlib.suppress(OSError):  # a full disk, say; those jobs are then done again
             self._start_sync().result()
         self._close()
-
-    def _note(self, entry: Mapping[str, Any]) -> None:
-        assert self._journal is not None
-        self._journal.write(json.dumps(entry) + "\n")
-        self._journal.flush()
-        os.fsync(self._journal.fileno())
 
     def _close(self) -> None:
         self._syncer.shutdown()
@@ -221,6 +246,29 @@ class OutputFolder:
 def staging_path(target: Path) -> Path:
     """Where an output is written until it is complete."""
     return target.with_name(f".{target.name}.partial")
+
+
+def is_finished(target: Path) -> bool:
+    """Has a run put its output in place, and was killed before it could tidy up?"""
+    staging = staging_path(target)
+    is_ours = (staging / _JOURNAL).is_file() and not (staging / _OUTPUT).exists()
+    return is_ours and (target / MANIFEST).is_file()
+
+
+def _is_interrupted(target: Path) -> bool:
+    """Is there anything that a run could continue, or that somebody might miss?"""
+    staging = staging_path(target)
+    if not staging.exists() or is_finished(target):
+        return False
+    return not staging.is_dir() or any(p.name != _REPLACED for p in staging.iterdir())
+
+
+def _tidy(staging: Path) -> None:
+    """Remove what is left when the output is in place; the journal last, it says of which."""
+    shutil.rmtree(staging / _REPLACED, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (staging / _JOURNAL).unlink(missing_ok=True)
+        staging.rmdir()
 
 
 def check_target(
@@ -264,9 +312,9 @@ def _target_problems(
     if not is_vacant(target):
         if not (target / MANIFEST).is_file():
             yield f"{target}: exists and is not a merge of ours; choose another --out"
-        elif not overwrite:
+        elif not (overwrite or (resume and is_finished(target))):
             yield f"{target}: exists already; replace it with --overwrite"
-    if staging.exists() and not (overwrite or resume):
+    if _is_interrupted(target) and not (overwrite or resume):
         yield (
             f"{target}: an earlier merge was interrupted; continue it with --resume, "
             "or start anew with --overwrite"

@@ -1,0 +1,47 @@
+"""A file that is read: what the system says of it, and a digest of all its bytes."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from matsmerge.errors import CheckpointError
+from matsmerge.guarded_files import open_regular
+
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file as it was when it was opened.
+
+    Not the number of its device, which may be another one after the machine was started again.
+    """
+
+    path: Path
+    size: int
+    modified_ns: int
+    inode: int
+
+
+def look_at(path: Path) -> InputFile:
+    """What the system says of a file now."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    return InputFile(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of all of a file's bytes."""
+    found = hashlib.sha256()
+    try:
+        with open_regular(path, CheckpointError) as file:
+            if hasattr(os, "posix_fadvise"):
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+            while block := file.read(_BLOCK_BYTES):
+                found.update(block)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    return found.hexdigest()

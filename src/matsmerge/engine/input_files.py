@@ -1,0 +1,137 @@
+"""The files a merge reads: whether they are still those that it began with.
+
+A file counts as unchanged if its size, its time of modification and its inode are what they were.
+That costs nothing, and misses only a change that hides itself (one that sets the time back). With
+digests of every byte nothing is missed, and a file that was copied or touched counts as unchanged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from matsmerge.adapters.adapter_config import CONFIG
+from matsmerge.checkpoints.input_file import InputFile, digest, look_at
+from matsmerge.engine.executor import Executor
+from matsmerge.engine.preparing import PreparedMerge
+from matsmerge.engine.progress import Progress
+from matsmerge.errors import CheckpointError, OutputError
+
+_DIGEST_BYTES = 2_000_000  # of memory, whatever the file's size
+
+
+class FileNote(BaseModel):
+    """What a journal says of a file; no path, since a folder may be moved."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+    size: int
+    modified_ns: int
+    inode: int
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class InputFiles:
+    """The files of all inputs, as they were when they were opened."""
+
+    files: tuple[InputFile, ...]
+    digests: dict[Path, str] = field(default_factory=dict)
+
+    def read_digests(self, executor: Executor, progress: Progress) -> None:
+        """Read every byte, to know the files' content from here on."""
+        self.digests.update(self._digest_all(executor, progress))
+
+    def check(self, executor: Executor, progress: Progress) -> None:
+        """Refuse files that have changed; after a merge, for then it may be of both contents."""
+        if self.digests:
+            found = self._digest_all(executor, progress)
+            changed = [
+                file.path for file in self.files if found[file.path] != self.digests[file.path]
+            ]
+        else:
+            changed = [file.path for file in self.files if look_at(file.path) != file]
+        if changed:
+            raise CheckpointError(
+                [
+                    f"{path}: was changed while it was in use; nothing was written, since it would "
+                    "be a mixture. Merge again when the file is complete"
+                    for path in changed
+                ]
+            )
+
+    def notes(self) -> list[FileNote]:
+        """What to note in a journal."""
+        return [
+            FileNote(
+                name=file.path.name,
+                size=file.size,
+                modified_ns=file.modified_ns,
+                inode=file.inode,
+                digest=self.digests.get(file.path),
+            )
+            for file in self.files
+        ]
+
+    def check_noted(self, noted: Sequence[FileNote]) -> None:
+        """Refuse to continue with other files than those that were noted."""
+        problems = []
+        for file, now, before in zip(self.files, self.notes(), noted, strict=False):
+            is_touched = now.model_copy(update={"digest": before.digest}) != before
+            if now.size != before.size:
+                what = f"has {now.size} bytes, and had {before.size} when the merge began"
+            elif is_touched and before.digest is None:
+                what = (
+                    "was modified, or replaced by a copy, since the merge began. If its content is "
+                    "the same, only a merge that is begun with --verify can tell"
+                )
+            elif before.digest is not None and (
+                (now.digest or (digest(file.path) if is_touched else before.digest))
+                != before.digest
+            ):
+                what = "has another content than when the merge began"
+            else:
+                continue
+            problems.append(f"{file.path}: {what}; start anew with --overwrite")
+        if len(noted) != len(self.files):
+            problems.append(
+                f"the interrupted merge read {len(noted)} files, and this one {len(self.files)}; "
+                "start anew with --overwrite"
+            )
+        if problems:
+            raise OutputError(problems)
+
+    def _digest_all(self, executor: Executor, progress: Progress) -> dict[Path, str]:
+        progress.stage("reading inputs to verify them", sum(file.size for file in self.files))
+        found = {}
+        for path, num_bytes, one in executor.map(_digest, [_Reading(f) for f in self.files]):
+            found[path] = one
+            progress.advance(num_bytes)
+        return found
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One file to read whole."""
+
+    file: InputFile
+    peak_bytes: int = _DIGEST_BYTES
+
+
+def _digest(reading: _Reading) -> tuple[Path, int, str]:
+    return reading.file.path, reading.file.size, digest(reading.file.path)
+
+
+def find_input_files(prepared: PreparedMerge) -> InputFiles:
+    """All files of models, base, adapters and statistics, and those to copy; none of objects."""
+    checkpoints = [model.checkpoint for model in prepared.alignment.everyone]
+    if prepared.pretrained is not None:
+        checkpoints.append(prepared.pretrained)
+    checkpoints += [one.statistics.arrays for one in prepared.evidence]
+    found = {file.path: file for checkpoint in checkpoints for file in checkpoint.files}
+    configs = [c.folder / CONFIG for c in checkpoints if c.folder is not None]
+    for path in (*(path for path in configs if path.is_file()), *prepared.companions):
+        found.setdefault(path, look_at(path))
+    return InputFiles(tuple(found.values()))
