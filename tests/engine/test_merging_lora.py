@@ -1,6 +1,7 @@
 """LoRA merged: against PEFT, against merges of full models, and against dense float64 formulas."""
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ from torch import Tensor
 from transformers import BertForSequenceClassification, BertModel
 
 import matsmerge
+from matsmerge.engine.output_folder import OutputFolder
 
 Bases = Callable[[str], Path]
 Adapters = Callable[[str], list[Path]]
@@ -96,6 +98,29 @@ def changes(base: Path, adapter: Path) -> dict[str, Tensor]:
 def loaded(folder: Path) -> dict[str, Tensor]:
     state: dict[str, Tensor] = load(folder).state_dict()
     return state
+
+
+@pytest.mark.parametrize("options", [{}, {"output": "dense"}, {"align": "knots"}])
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors"])
+def test_adapters_that_change_before_resuming(
+    llamas: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    file: str,
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    own = [Path(shutil.copytree(llama, tmp_path / llama.name)) for llama in llamas]
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFolder, "finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            matsmerge.merge(own, out=out, method="ties", **options)
+    os.utime(own[1] / file, ns=(1, 1))
+    with pytest.raises(matsmerge.OutputError, match=f"lora1/{file}: was modified"):
+        matsmerge.merge(own, out=out, method="ties", resume=True, **options)
 
 
 # --- One adapter ---------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from solved_models import loss, make_batches, make_nets, make_statistics
 
 import matsmerge
-from matsmerge import RecipeError, StatisticsError
-from matsmerge.engine import worker
+from matsmerge import OutputError, RecipeError, StatisticsError
+from matsmerge.engine import output_folder, worker
 from matsmerge.engine.evidence import lowest_eigenvalue
 from matsmerge.engine.merging import merge_to_folder
 from matsmerge.engine.output_folder import staging_path
@@ -112,6 +113,22 @@ def test_the_same_merge_gives_the_same_bytes(folders: list[Path], tmp_path: Path
         out = matsmerge.merge(folders[1:], folders[0], "mats_kfac", out=tmp_path / name)
         found.append((out / "model.safetensors").read_bytes() + (out / "merge.json").read_bytes())
     assert found[0] == found[1]
+
+
+def test_statistics_that_change_before_resuming(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch:
+        patch.setattr(output_folder.OutputFolder, "finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            matsmerge.merge(folders[1:], folders[0], "mats", out=out)
+    os.utime(folders[2] / "statistics.safetensors", ns=(1, 1))
+    with pytest.raises(OutputError, match="m1/statistics.safetensors: was modified"):
+        matsmerge.merge(folders[1:], folders[0], "mats", out=out, resume=True)
 
 
 def test_resuming(folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
