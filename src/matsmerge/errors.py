@@ -15,6 +15,7 @@ to do about it. Where several things are wrong they are all in one error, one pe
 """
 
 import difflib
+import errno
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -64,6 +65,29 @@ class AnotherRunError(OutputError):
 
 class ResourceError(MatsError):
     """Memory, a disk or a file gave out in the middle of the work; it can be resumed."""
+
+
+# What the system and libraries say when there is no memory, thread, process or file for them.
+_GAVE_OUT = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
+_NO_MEMORY = (
+    "allocate memory",
+    "out of memory",
+    "bad_alloc",
+    "start new thread",
+    "failed to map segment",
+    "unable to mmap",
+)
+
+
+def machine_gave_out(error: BaseException) -> bool:
+    """Does a foreign error mean that the machine, or a limit on this process, gave out?"""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in _GAVE_OUT
+    if not isinstance(error, (RuntimeError, OSError, ImportError)):
+        return False
+    return any(words in str(error).lower() for words in _NO_MEMORY)
 
 
 def closest(name: str, known: Iterable[Any]) -> str:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, check_dtype, first_line
-from matsmerge.errors import CheckpointError
+from matsmerge.errors import CheckpointError, machine_gave_out
 from matsmerge.guarded_files import open_regular
 
 
@@ -70,6 +70,8 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # torch raises many types for damaged and unsafe pickles
+        if machine_gave_out(error):
+            raise
         raise CheckpointError(
             f"{path}: refused; it is damaged or holds more than tensors, and unpickling code from "
             "a file is not safe. Save its state dict as safetensors where you trust it. "

@@ -23,7 +23,7 @@ from matsmerge.cli import (
     train_command,
     tune_command,
 )
-from matsmerge.errors import MatsError
+from matsmerge.errors import MatsError, machine_gave_out
 from matsmerge.version import __version__
 
 # The root of what typer raises for a wrong command line: click's class, or that of typer's own
@@ -99,7 +99,10 @@ def run(arguments: list[str]) -> int:
     except _CommandError as error:
         display.show_problems([error.format_message()])
         display.stderr.print("see mats --help or mats COMMAND --help")
-    except Exception:
+    except Exception as error:
+        if machine_gave_out(error):
+            display.show_problems([f"{_gave_out(error)}{_how_to_continue(arguments)}"])
+            return 1
         import traceback
 
         display.stderr.print(traceback.format_exc(), markup=False)
@@ -108,6 +111,14 @@ def run(arguments: list[str]) -> int:
         )
         return 2
     return 1
+
+
+def _gave_out(error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return (
+        f"the machine, or a limit on this process, gave out ({reason[:200]}); end other programs, "
+        "raise the limit (ulimit), or give it less to do at once (--workers, --batch-size)"
+    )
 
 
 def _how_to_continue(arguments: list[str]) -> str:

@@ -17,8 +17,11 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
+from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.engine.machine import default_memory_bytes, die_with, num_cores
-from matsmerge.errors import ResourceError
+from matsmerge.errors import ResourceError, machine_gave_out
+
+_SECONDS_TO_WAIT = 1.0  # for a result, before it is seen whether there can be one
 
 
 class HasPeak(Protocol):
@@ -65,6 +68,7 @@ class LocalExecutor:
         """Results as they come. A job that alone exceeds `max_bytes` runs by itself."""
         running: dict[Future[R], int] = {}
         num_threads = torch.get_num_threads()
+        others = set(multiprocessing.active_children())
         if self.fork:
             pool: Any = ProcessPoolExecutor(
                 self.num_workers,
@@ -83,22 +87,44 @@ class LocalExecutor:
                     len(running) > self.num_workers
                     or sum(running.values()) + job.peak_bytes > self.max_bytes
                 ):
-                    yield from _take(running)
+                    yield from _take(running, pool)
                 running[pool.submit(function, job)] = job.peak_bytes
             while running:
-                yield from _take(running)
+                yield from _take(running, pool)
         except BrokenProcessPool as error:
             raise ResourceError(
                 "a worker was killed, probably for want of memory; lower --workers or --max-memory "
                 "and continue with --resume"
             ) from error
+        except (MemoryError, RuntimeError, OSError) as error:
+            if not machine_gave_out(error):
+                raise
+            # A pool that could not start all of its workers waits for the others for ever.
+            for worker in set(multiprocessing.active_children()) - others:
+                worker.kill()
+            raise gave_out(error) from error
         finally:
             pool.shutdown(cancel_futures=True)
             torch.set_num_threads(num_threads)
 
 
-def _take(running: dict[Future[R], int]) -> Iterator[R]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
+def gave_out(error: BaseException) -> ResourceError:
+    """What to do where there is no more memory, or no more processes or files."""
+    return ResourceError(
+        f"the machine, or a limit on this process, gave out ({first_line(error)}); lower --workers "
+        "or --max-memory, or raise the limit (ulimit), and continue with --resume"
+    )
+
+
+def _take(running: dict[Future[R], int], pool: Any) -> Iterator[R]:
+    done: set[Future[R]] = set()
+    while not done:
+        # Without memory the thread that passes jobs to processes may die, and nobody is told.
+        manager = getattr(pool, "_executor_manager_thread", None)
+        is_dead = manager is not None and not manager.is_alive()
+        done, _ = wait(running, _SECONDS_TO_WAIT, return_when=FIRST_COMPLETED)
+        if is_dead and not done:
+            raise MemoryError("the thread that manages workers has died")
     for future in done:
         del running[future]
         yield future.result()

@@ -18,7 +18,7 @@ from matsmerge.checkpoints.safetensors_header import encode_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.evidence import check_values
-from matsmerge.engine.executor import Executor, LocalExecutor
+from matsmerge.engine.executor import Executor, LocalExecutor, gave_out
 from matsmerge.engine.input_files import find_input_files
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, Layout
 from matsmerge.engine.manifest import describe_inputs, identify, make_manifest, write_trace
@@ -38,6 +38,7 @@ from matsmerge.errors import (
     MatsError,
     OutputError,
     ResourceError,
+    machine_gave_out,
 )
 from matsmerge.methods.method import Measured
 
@@ -175,8 +176,12 @@ def merge_to_folder(
         if trace is not None:
             write_trace(trace, manifest)
         output.finish(json.dumps(manifest, indent=1) + "\n")
-    except OSError as error:
+    except (MemoryError, RuntimeError, OSError) as error:
         leave()
+        if machine_gave_out(error):
+            raise gave_out(error) from error
+        if not isinstance(error, OSError):
+            raise
         advice = (
             "make room and start anew"
             if prepared.prefix

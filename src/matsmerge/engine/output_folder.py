@@ -227,7 +227,8 @@ class OutputFolder:
         """Leave everything for another run to resume."""
         if self._journal is None:
             return
-        with contextlib.suppress(OSError):  # a full disk, say; those jobs are then done again
+        # A full disk, or no memory for a thread, say; those jobs are then done again.
+        with contextlib.suppress(OSError, MemoryError, RuntimeError):
             self._start_sync().result()
         self._close()
 
