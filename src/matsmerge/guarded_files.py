@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from matsmerge.errors import MatsError
 
@@ -22,6 +22,15 @@ _MAX_QUOTED = 60
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
+
+
+class Content(BaseModel):
+    """What a file must say: values of exactly these types, and numbers that are finite.
+
+    Keys that it does not list are let be.
+    """
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
 
 def open_regular(path: Path, error_type: type[MatsError]) -> IO[bytes]:
@@ -56,11 +65,16 @@ def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_B
 
 def read_text(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> str:
     """A regular UTF-8 file's text, if it is not larger than it may be."""
-    content = read_bytes(path, error_type, most_bytes)
+    return decode(read_bytes(path, error_type, most_bytes), str(path), error_type)
+
+
+def decode(content: bytes, where: str, error_type: type[MatsError]) -> str:
+    """UTF-8 text, without the mark that some editors put at its beginning."""
     try:
-        return content.decode("utf-8")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise error_type(f"{path}: not UTF-8 text ({error})") from error
+        found = f"byte {content[error.start]:#04x} at position {error.start}"
+        raise error_type(f"{where}: not UTF-8 text ({found}); save it as UTF-8") from error
 
 
 def read_json(
@@ -106,7 +120,7 @@ def parse_as(content: Any, expected: type[T], where: str, error_type: type[MatsE
         found = error.errors(include_url=False, include_context=False)
         problems = [
             f"{where}: {'.'.join(map(str, item['loc'])) or 'the whole'}: "
-            f"{item['msg'][0].lower()}{item['msg'][1:]}, found {_quoted(item['input'])}"
+            f"{item['msg'][0].lower()}{item['msg'][1:]}, found {quoted(item['input'])}"
             for item in found[:_MAX_PROBLEMS]
         ]
         if len(found) > _MAX_PROBLEMS:
@@ -114,7 +128,8 @@ def parse_as(content: Any, expected: type[T], where: str, error_type: type[MatsE
         raise error_type(problems) from error
 
 
-def _quoted(value: Any) -> str:
+def quoted(value: Any) -> str:
+    """A value that was found, short enough for a message."""
     if isinstance(value, (dict, list)):
         return "a mapping" if isinstance(value, dict) else "a list"
     text = repr(value)

@@ -1,8 +1,8 @@
 """YAML that people write, read without surprises.
 
-A few bytes of YAML can stand for billions of values by aliases of aliases, and a date or number
-can be one that does not exist. So the text is read with limits, and whatever is wrong with it is
-one error that names the place.
+A few bytes of YAML can stand for billions of values by aliases of aliases, and a number can be
+one that does not exist. So the text is read with limits, into text, numbers, lists and mappings
+only, and whatever is wrong with it is one error that names the place.
 """
 
 from pathlib import Path
@@ -11,17 +11,28 @@ from typing import Any
 import yaml
 
 from matsmerge.errors import MatsError
-from matsmerge.guarded_files import read_text
+from matsmerge.guarded_files import quoted, read_text
 
-_MERGE = "tag:yaml.org,2002:merge"  # <<: what another mapping has
+_TAG = "tag:yaml.org,2002:"
+_MERGE = f"{_TAG}merge"  # <<: what another mapping has
+# Dates are text, as in YAML 1.2: nothing that we read is a date.
+_KEPT = {f"{_TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge")}
 _MAX_BYTES = 2**20
 _MAX_DEPTH = 50
 _MAX_NODES = 50_000  # with every alias counted as what it stands for
-_MAX_DIGITS = 100  # of a number or date
+_MAX_DIGITS = 100  # of a number
 
 
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML with limits, in which a key given twice is an error."""
+
+    yaml_constructors = {
+        tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT
+    }
+    yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in found if tag in _KEPT]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,9 +68,9 @@ class _StrictLoader(yaml.SafeLoader):
         try:
             return super().construct_object(node, deep)
         except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
-            # Such as 2020-99-99, 0x_ or !!int x, for which PyYAML has no error of its own.
-            kind = node.tag.split(":")[-1]
-            raise _problem(f"'{node.value}' is no valid {kind}", node.start_mark) from error
+            # Such as 0x_ or !!int x, for which PyYAML has no error of its own.
+            kind = node.tag.removeprefix(_TAG)
+            raise _problem(f"{quoted(node.value)} is no valid {kind}", node.start_mark) from error
 
 
 def _problem(text: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorError:
@@ -67,15 +78,17 @@ def _problem(text: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorE
 
 
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
+    if not isinstance(node, yaml.MappingNode):
+        raise _problem("expected a mapping", node.start_mark)
     own = set()
     for key_node, _ in node.value:
         if key_node.tag == _MERGE:
             continue
         key = loader.construct_object(key_node, deep=True)
         if not isinstance(key, str):
-            raise _problem(f"the key {key!r} is not a name", key_node.start_mark)
+            raise _problem(f"the key {quoted(key)} is not a name", key_node.start_mark)
         if key in own:
-            raise _problem(f"the key '{key}' is given twice", key_node.start_mark)
+            raise _problem(f"the key {quoted(key)} is given twice", key_node.start_mark)
         own.add(key)
     loader.flatten_mapping(node)  # what comes from elsewhere by << stands first
     return {
@@ -84,7 +97,15 @@ def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     }
 
 
+def _refuse_tag(_: _StrictLoader, node: yaml.Node) -> Any:
+    tag = node.tag.replace(_TAG, "!!")
+    raise _problem(
+        f"{quoted(tag)}: expected text, numbers, lists and mappings only", node.start_mark
+    )
+
+
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_StrictLoader.add_constructor(None, _refuse_tag)  # of all tags that have none
 
 
 def read_yaml(path: Path, error_type: type[MatsError]) -> Any:
@@ -99,4 +120,15 @@ def parse_yaml(text: str, where: str, error_type: type[MatsError]) -> Any:
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise error_type(f"{where}: not valid YAML ({error})") from error
+        raise error_type(f"{where}: not valid YAML ({_described(error)})") from error
+
+
+def _described(error: Exception) -> str:
+    """The place and the reason, in a line."""
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        return place + ", ".join(part for part in (error.context, error.problem) if part)
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"the character {error.character:#x} at position {error.position}"
+    return "nested too deeply"

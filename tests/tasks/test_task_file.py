@@ -80,7 +80,7 @@ def test_unreadable(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read"):
         read_task_file(tmp_path / "none.yaml")
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match="not valid YAML"):
+    with pytest.raises(DataError, match="not UTF-8 text"):
         read_task_file(tmp_path / "x.yaml")
 
 
