@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from matsmerge.errors import CheckpointError, DataError
 from matsmerge.guarded_files import (
@@ -67,6 +67,8 @@ def test_text(tmp_path: Path) -> None:
         ("\0", "not valid JSON"),
         ("[" * 100_000, r"not valid JSON \(nested too deeply\)"),
         ('{"a":' * 100_000, r"not valid JSON \(nested too deeply\)"),
+        (r'{"a": ["\ud800"]}', r"not valid JSON \(half a character, '\\ud800'\)"),
+        (r'{"\uDfff": 1}', "not valid JSON"),
         ("9" * 5000, "not valid JSON"),
         ("[" + "1," * 3_000_000 + "1]", "more than 2,000,000 values in JSON"),
     ],
@@ -80,10 +82,14 @@ def test_json(text: str, message: str, tmp_path: Path) -> None:
         read_json(path, CheckpointError)
 
 
+def test_characters_of_two_halves() -> None:
+    assert parse_json(r'"\ud83d\ude00"', "where", DataError) == "😀"
+
+
 class Example(Content):
     number: int
     share: float = 0.5
-    names: list[str] = []
+    names: list[str] = Field(default_factory=list)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ LAYERS = [
     "checkpoints",
     "strict_yaml",
     "guarded_files",
+    "markdown_text",
     "whole_folder",
     "errors",
     "version",

@@ -6,6 +6,7 @@ becomes a value of the type that is expected, or an error that names the file an
 
 import json
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,8 @@ _MAX_BYTES = 64 * 2**20
 _MAX_JSON_VALUES = 2_000_000  # each takes up to a hundred bytes once it is read
 _MAX_PROBLEMS = 5
 _MAX_QUOTED = 60
+
+_HALVES = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 T = TypeVar("T")
 M = TypeVar("M", bound=BaseModel)
@@ -100,11 +103,22 @@ def parse_json(
             f"{where}: more than {_MAX_JSON_VALUES:,} values in JSON; is it the right file?"
         )
     try:
-        return json.loads(text, object_pairs_hook=object_pairs_hook)
+        found = json.loads(text, object_pairs_hook=object_pairs_hook)
+        check_unicode(text, found)
+        return found
     except RecursionError as error:
         raise error_type(f"{where}: not valid JSON (nested too deeply)") from error
     except ValueError as error:  # also numbers of thousands of digits
         raise error_type(f"{where}: not valid JSON ({error})") from error
+
+
+def check_unicode(text: str, content: Any) -> None:
+    r"""Refuse half a character, which JSON and YAML can say (`\ud800`) and no file can hold."""
+    if _HALVES.search(text):
+        try:
+            json.dumps(content, ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"half a character, {error.object[error.start]!r}") from error
 
 
 def read_json_as(path: Path, expected: type[M], error_type: type[MatsError]) -> M:

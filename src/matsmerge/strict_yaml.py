@@ -6,12 +6,12 @@ only, and whatever is wrong with it is one error that names the place.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
 from matsmerge.errors import MatsError
-from matsmerge.guarded_files import quoted, read_text
+from matsmerge.guarded_files import check_unicode, quoted, read_text
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"  # <<: what another mapping has
@@ -26,10 +26,10 @@ _MAX_DIGITS = 100  # of a number
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML with limits, in which a key given twice is an error."""
 
-    yaml_constructors = {
+    yaml_constructors: ClassVar[Any] = {
         tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT
     }
-    yaml_implicit_resolvers = {
+    yaml_implicit_resolvers: ClassVar[Any] = {
         first: [(tag, pattern) for tag, pattern in found if tag in _KEPT]
         for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -118,8 +118,10 @@ def parse_yaml(text: str, where: str, error_type: type[MatsError]) -> Any:
     if len(text) > _MAX_BYTES:
         raise error_type(f"{where}: more than {_MAX_BYTES:,} characters of YAML")
     try:
-        return yaml.load(text, Loader=_StrictLoader)
-    except (yaml.YAMLError, RecursionError) as error:
+        found = yaml.load(text, Loader=_StrictLoader)
+        check_unicode(text, found)
+        return found
+    except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:
         raise error_type(f"{where}: not valid YAML ({_described(error)})") from error
 
 
@@ -131,4 +133,4 @@ def _described(error: Exception) -> str:
         return place + ", ".join(part for part in (error.context, error.problem) if part)
     if isinstance(error, yaml.reader.ReaderError):
         return f"the character {error.character:#x} at position {error.position}"
-    return "nested too deeply"
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)

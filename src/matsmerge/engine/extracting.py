@@ -17,6 +17,7 @@ from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.opening import open_checkpoint
 from matsmerge.checkpoints.summary import relative_change
 from matsmerge.engine.adapter_output import AdapterOutput, limited
+from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.model_card import public_name
 from matsmerge.engine.plan import make_plan
 from matsmerge.engine.preparing import PreparedMerge
@@ -99,9 +100,19 @@ def prepare_extraction(
     plan = make_plan(alignment, rules, getattr(torch, dtype) if dtype else None, output=output)
     left = {n: changed[n] for n in rest if n not in kept}
     companions = [p for p in companion_files(opened.folder) if p.name != "config.json"]
+    inherited, card_notes = inherit_metadata({"the model": opened.folder})
     code = code_notes(companions, public_name(opened.label))
-    notes = [*alignment.notes, *_left_out(left, tied), *code]
-    return PreparedMerge(recipe, alignment, plan, (), output, tuple(companions), tuple(notes))
+    notes = [*alignment.notes, *_left_out(left, tied), *code, *card_notes]
+    return PreparedMerge(
+        recipe,
+        alignment,
+        plan,
+        (),
+        output,
+        tuple(companions),
+        tuple(notes),
+        inherited=inherited,
+    )
 
 
 def _open_full(source: str) -> Checkpoint:

@@ -226,16 +226,15 @@ def _write_companions(
         (folder / CONFIG).write_text(text)
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
     config = prepared.adapter_config
-    folders = [m.checkpoint.folder for m in prepared.alignment.models]
     card = make_model_card(
         prepared.recipe,
         title,
         list(prepared.notes),
         _library(folder),
         None if config is None else config.get("base_model_name_or_path"),
-        [folder for folder in folders if folder is not None],
+        prepared.inherited,
     )
-    (folder / "README.md").write_text(card)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def check_output(

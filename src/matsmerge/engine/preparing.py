@@ -1,7 +1,7 @@
 """Before a merge: open, align, gather statistics, plan; all that is wrong is said here."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.opening import Source
 from matsmerge.engine.adapter_output import AdapterOutput, Finish, plan_output
+from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence
 from matsmerge.engine.inputs import Inputs, gather_inputs
 from matsmerge.engine.layout import Layout, make_layout
@@ -45,6 +46,7 @@ class PreparedMerge:
     notes: tuple[str, ...]
     pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
     prefix: PrefixMerge | None = None
+    inherited: Mapping[str, Any] = field(default_factory=dict)  # of the models' cards
 
     @property
     def models(self) -> dict[int | None, str]:
@@ -162,6 +164,9 @@ def prepare(
     of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
     companions = companion_files(of.folder) if of else ()
     code = code_notes(companions, public_name(of.label)) if of else []
+    inherited, card_notes = inherit_metadata(
+        {model.name: model.checkpoint.folder for model in alignment.models}
+    )
     prepared = PreparedMerge(
         recipe,
         alignment,
@@ -169,9 +174,10 @@ def prepare(
         evidence,
         output,
         companions,
-        (*inputs.notes, *alignment.notes, *code),
+        (*inputs.notes, *alignment.notes, *code, *card_notes),
         inputs.pretrained,
         prefix,
+        inherited,
     )
     along = prefix.notes_on(plan) if prefix else ()
     return replace(prepared, notes=(*prepared.notes, *along, *_otherwise_notes(prepared)))

@@ -13,6 +13,7 @@ from rich.text import Text
 from matsmerge.errors import DataError
 from matsmerge.evaluation.metrics import METRICS, RESAMPLING_SEED, Score
 from matsmerge.evaluation.outcome import Outcome
+from matsmerge.markdown_text import escape as escape_markdown
 
 FORMAT_VERSION = 1
 INDIVIDUAL, ENSEMBLE = "individual", "ensemble"  # rows that are no single model
@@ -217,16 +218,17 @@ class Results:
         heads, rows = self.cells()
         lines = [
             f"{self.title}\n",
-            "| " + " | ".join(heads) + " |",
+            "| " + " | ".join(map(escape_markdown, heads)) + " |",
             "|---" + "|---:" * (len(heads) - 1) + "|",
-            *("| " + " | ".join(row) + " |" for row in rows),
+            *("| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows),
             "",
         ]
         for name, task in self.tasks.items():
             of = f"split {task.split} of " if task.split else ""
             where = f"{of}{task.data}" if task.data else "lm-evaluation-harness"
-            lines.append(f"- {name}: {task.kind}, {task.num_examples:,} examples, {where}")
-        lines += [f"- note: {note}" for note in self.notes]
+            text = f"{name}: {task.kind}, {task.num_examples:,} examples, {where}"
+            lines.append(f"- {escape_markdown(text)}")
+        lines += [f"- note: {escape_markdown(note)}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
     def __rich__(self) -> Group:

@@ -1,8 +1,8 @@
 """A report as Markdown, for a model card: its text and tables."""
 
-import re
 from collections.abc import Sequence
 
+from matsmerge.markdown_text import escape, fenced
 from matsmerge.reports.document import (
     Block,
     Caution,
@@ -85,8 +85,7 @@ def _block(block: Block, shown: list[Rows]) -> str:
         case Code():
             if block.folded:
                 return ""
-            fence = "`" * (1 + max([2, *map(len, re.findall("`+", block.public))]))
-            return f"{escape(block.title)}:\n\n{fence}yaml\n{block.public}{fence}"
+            return f"{escape(block.title)}:\n\n{fenced(block.public, 'yaml')}"
 
 
 def _items(title: str, items: Sequence[str]) -> str:
@@ -98,8 +97,3 @@ def _cell(cell: Cell | str) -> str:
         return escape(cell) or " "
     text = escape(str(cell))
     return f"**{text}**" if cell.best else f"*{text}*" if cell.papers else text
-
-
-def escape(text: str) -> str:
-    """Plain text in Markdown: no markup, no HTML, on one line."""
-    return re.sub(r"([\\`*\[\]<>|#]|(?<!\w)_|_(?!\w))", r"\\\1", " ".join(text.split()))
