@@ -10,15 +10,17 @@ import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from matsmerge.errors import MatsError
 
 _MAX_BYTES = 64 * 2**20
 _MAX_JSON_VALUES = 2_000_000  # each takes up to a hundred bytes once it is read
+_MAX_TYPED_VALUES = 1_000_000  # and each that does not fit a few hundred more
 _MAX_PROBLEMS = 5
+_MAX_DESCRIBED = 10_000  # describing a million problems takes a minute
 _MAX_QUOTED = 60
 
 _HALVES = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
@@ -34,6 +36,24 @@ class Content(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]  # how many there are of something; a position
+
+
+def _numbers(values: Any) -> list[float]:
+    if not isinstance(values, list) or not all(map(_is_number, values)):
+        raise ValueError("expected a list of numbers")
+    return values
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is float or (type(value) is int and abs(value) < 2**63)
+
+
+# Up to millions of numbers, which are one problem if they are wrong. What was measured may be
+# infinite or no number.
+Numbers = Annotated[Any, AfterValidator(_numbers)]
 
 
 def open_regular(path: Path, error_type: type[MatsError]) -> IO[bytes]:
@@ -85,10 +105,11 @@ def read_json(
     error_type: type[MatsError],
     most_bytes: int = _MAX_BYTES,
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    most_values: int = _MAX_JSON_VALUES,
 ) -> Any:
     """What is in a JSON file."""
     text = read_text(path, error_type, most_bytes)
-    return parse_json(text, str(path), error_type, object_pairs_hook)
+    return parse_json(text, str(path), error_type, object_pairs_hook, most_values)
 
 
 def parse_json(
@@ -96,11 +117,12 @@ def parse_json(
     where: str,
     error_type: type[MatsError],
     object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+    most_values: int = _MAX_JSON_VALUES,
 ) -> Any:
     """What a JSON text says; `where` it was found is named in errors."""
-    if sum(map(text.count, "[{,")) > _MAX_JSON_VALUES:
+    if sum(map(text.count, "[{,")) > most_values:
         raise error_type(
-            f"{where}: more than {_MAX_JSON_VALUES:,} values in JSON; is it the right file?"
+            f"{where}: more than {most_values:,} values in JSON; is it the right file?"
         )
     try:
         found = json.loads(text, object_pairs_hook=object_pairs_hook)
@@ -121,9 +143,15 @@ def check_unicode(text: str, content: Any) -> None:
             raise ValueError(f"half a character, {error.object[error.start]!r}") from error
 
 
-def read_json_as(path: Path, expected: type[M], error_type: type[MatsError]) -> M:
+def read_json_as(
+    path: Path,
+    expected: type[M],
+    error_type: type[MatsError],
+    most_values: int = _MAX_TYPED_VALUES,
+) -> M:
     """A JSON file's content as a typed model."""
-    return parse_as(read_json(path, error_type), expected, str(path), error_type)
+    content = read_json(path, error_type, most_values=most_values)
+    return parse_as(content, expected, str(path), error_type)
 
 
 def parse_as(content: Any, expected: type[T], where: str, error_type: type[MatsError]) -> T:
@@ -131,15 +159,27 @@ def parse_as(content: Any, expected: type[T], where: str, error_type: type[MatsE
     try:
         return TypeAdapter(expected).validate_python(content)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        problems = [
-            f"{where}: {'.'.join(map(str, item['loc'])) or 'the whole'}: "
-            f"{item['msg'][0].lower()}{item['msg'][1:]}, found {quoted(item['input'])}"
-            for item in found[:_MAX_PROBLEMS]
-        ]
-        if len(found) > _MAX_PROBLEMS:
-            problems.append(f"{where}: and {len(found) - _MAX_PROBLEMS} more like these")
-        raise error_type(problems) from error
+        raise error_type(describe_problems(error, where)) from error
+
+
+def describe_problems(error: ValidationError, where: str) -> list[str]:
+    """The first parts that do not fit, and how many more there are."""
+    if error.error_count() > _MAX_DESCRIBED:
+        return [f"{where}: {error.error_count():,} values are not what they should be"]
+    found = error.errors(include_url=False, include_context=False)
+    problems = [
+        f"{where}: {'.'.join(map(_shortened, item['loc'])) or 'the whole'}: "
+        f"{item['msg'][0].lower()}{item['msg'][1:]}, found {quoted(item['input'])}"
+        for item in found[:_MAX_PROBLEMS]
+    ]
+    if len(found) > _MAX_PROBLEMS:
+        problems.append(f"{where}: and {len(found) - _MAX_PROBLEMS} more like these")
+    return problems
+
+
+def _shortened(part: int | str) -> str:
+    text = str(part)
+    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
 
 
 def quoted(value: Any) -> str:

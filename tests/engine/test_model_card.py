@@ -1,5 +1,6 @@
 """A card says what was merged, whatever the models and their cards are like."""
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -129,7 +130,7 @@ def test_names_are_escaped(
     assert not [t for t in tokens if t.type == "html_block"]
     lines = [
         (opening.type, token)
-        for opening, token in zip(tokens, tokens[1:], strict=False)
+        for opening, token in itertools.pairwise(tokens)
         if token.type == "inline"
     ]
     assert not [c for _, t in lines for c in t.children or [] if c.type == "html_inline"]

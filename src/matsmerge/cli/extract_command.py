@@ -58,6 +58,7 @@ def extract_lora(
     from matsmerge.engine.executor import LocalExecutor
     from matsmerge.engine.extracting import prepare_extraction
     from matsmerge.engine.machine import keep_freed_memory
+    from matsmerge.engine.merge_file import read_merge_file
     from matsmerge.engine.merging import merge_to_folder
     from matsmerge.engine.output_folder import MANIFEST, check_target
 
@@ -81,7 +82,7 @@ def extract_lora(
             overwrite=overwrite,
             progress=bars,
         )
-    layers = json.loads((target / MANIFEST).read_text())["lora"]
+    layers = read_merge_file(target / MANIFEST)["lora"]
     if as_json:
         print(json.dumps({"out": str(target), "layers": layers, "notes": list(prepared.notes)}))
     elif not quiet:

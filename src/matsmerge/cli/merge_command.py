@@ -337,6 +337,7 @@ def merge(
     from matsmerge.checkpoints.opening import local_path
     from matsmerge.engine.executor import LocalExecutor
     from matsmerge.engine.machine import keep_freed_memory, parse_bytes
+    from matsmerge.engine.merge_file import read_merge_file
     from matsmerge.engine.merging import merge_to_folder
     from matsmerge.engine.output_folder import MANIFEST, check_new_file, check_target
     from matsmerge.engine.preparing import prepare
@@ -418,7 +419,7 @@ def merge(
     if as_json:
         print(json.dumps({"out": str(out), **describe(prepared, executor, max_shard_bytes)}))
     elif not quiet:
-        manifest = json.loads((out / MANIFEST).read_text())
+        manifest = read_merge_file(out / MANIFEST)
         show_solutions(manifest)
         display.show_energies(manifest.get("lora", {}))
         num = len(prepared.alignment.models)

@@ -159,19 +159,13 @@ def _find_statistics(noted: "Sequence[str | None]", models: "Sequence[Checkpoint
 
 def _merge_recipe(merged: "Checkpoint") -> dict[str, Any]:
     """The recipe in the `merge.json` beside merged weights; empty where there is none."""
-    from matsmerge.checkpoints.companions import read_json
+    from matsmerge.engine.merge_file import read_merge_file
     from matsmerge.errors import CheckpointError
 
     path = None if merged.folder is None else merged.folder / "merge.json"
     if path is None or not path.exists():
         return {}
-    found = read_json(path).get("recipe")
-    recipe = found if isinstance(found, dict) else {}
-    models = recipe.get("models")
-    if not isinstance(models, list) or not all(
-        isinstance(m, dict) and "model" in m for m in models
-    ):
-        raise CheckpointError(f"{path}: names no models; it was damaged or edited")
+    recipe: dict[str, Any] = read_merge_file(path, CheckpointError)["recipe"]
     return recipe
 
 

@@ -13,6 +13,8 @@ from rich.text import Text
 from matsmerge.errors import DataError
 from matsmerge.evaluation.metrics import METRICS, RESAMPLING_SEED, Score
 from matsmerge.evaluation.outcome import Outcome
+from matsmerge.evaluation.results_content import ResultsContent, ScoreContent, TaskContent
+from matsmerge.guarded_files import parse_as, quoted
 from matsmerge.markdown_text import escape as escape_markdown
 
 FORMAT_VERSION = 1
@@ -147,39 +149,29 @@ class Results:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Results":
-        """What `to_json` gave."""
-        version = content.get("format_version")
+    def from_json(cls, content: Any, where: str = "the results") -> "Results":
+        """What `to_json` gave; `where` it was found is named in errors."""
+        version = content.get("format_version") if isinstance(content, dict) else None
         if version != FORMAT_VERSION:
             raise DataError(
-                f"expected results in format {FORMAT_VERSION}, found {version}; "
-                "were they written by another version of matsmerge?"
+                f"{where}: expected results of an evaluation in format {FORMAT_VERSION}, found "
+                f"{quoted(version)}; were they written by another version of matsmerge?"
             )
-        try:
-            return cls(
-                {
-                    name: ScoredTask(
-                        **{
-                            **task,
-                            "metrics": {m: Reading(**how) for m, how in task["metrics"].items()},
-                        }
-                    )
-                    for name, task in content["tasks"].items()
-                },
-                content["models"],
-                {
-                    model: {
-                        task: {m: _score_from_json(score) for m, score in by_metric.items()}
-                        for task, by_metric in by_task.items()
-                    }
-                    for model, by_task in content["scores"].items()
-                },
-                content["arguments"],
-                content["versions"],
-                content["notes"],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise DataError(f"these are no results of an evaluation ({error!r})") from error
+        found = parse_as(content, ResultsContent, where, DataError)
+        return cls(
+            {name: _task_from_json(task) for name, task in found.tasks.items()},
+            found.models,
+            {
+                model: {
+                    task: {m: _score_from_json(score) for m, score in by_metric.items()}
+                    for task, by_metric in by_task.items()
+                }
+                for model, by_task in found.scores.items()
+            },
+            found.arguments,
+            found.versions,
+            found.notes,
+        )
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Heads of columns, and rows, as text: score ± standard error, in percent where usual."""
@@ -264,6 +256,12 @@ def _score_to_json(score: Score | None) -> dict[str, float | None] | None:
     return {"value": score.value, "standard_error": error}
 
 
-def _score_from_json(content: Mapping[str, Any]) -> Score:
-    error = content["standard_error"]
-    return Score(float(content["value"]), math.nan if error is None else float(error))
+def _score_from_json(content: ScoreContent) -> Score:
+    error = content.standard_error
+    return Score(content.value, math.nan if error is None else error)
+
+
+def _task_from_json(content: TaskContent) -> ScoredTask:
+    given = dict(content)  # not into its parts
+    readings = {name: Reading(**dict(how)) for name, how in content.metrics.items()}
+    return ScoredTask(**given | {"metrics": readings})

@@ -5,8 +5,9 @@ import os
 import shutil
 from pathlib import Path
 
-from matsmerge.errors import OutputError
+from matsmerge.errors import DataError, OutputError
 from matsmerge.evaluation.results import Results
+from matsmerge.guarded_files import read_json
 from matsmerge.whole_folder import is_vacant, name_problems, put_in_place
 
 RESULTS = "results.json"
@@ -28,10 +29,15 @@ def check_folder(target: Path, *, overwrite: bool) -> None:
         raise OutputError(f"{parent}: cannot be written to; choose another --out")
 
 
+def read_results(path: Path) -> Results:
+    """The scores in a results.json."""
+    return Results.from_json(read_json(path, DataError), str(path))
+
+
 def _holds_results(folder: Path) -> bool:
     try:
-        content = json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = read_json(folder / RESULTS, DataError)
+    except DataError:
         return False
     return isinstance(content, dict) and {"scores", "versions"} <= content.keys()
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from matsmerge.checkpoints.companions import read_json
 from matsmerge.engine.executor import SerialExecutor
+from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.errors import AnotherRunError, RecipeError
 from matsmerge.evaluation.comparing import evaluate
 from matsmerge.evaluation.results import Results
@@ -108,7 +108,7 @@ def merge(settings: Settings, needs: Needs, out: Path) -> Found:
     tuned = _continued(partial(tune, space, tasks, out / TUNED, options, executor=SerialExecutor()))
     model = tuned.folder / MODEL
     found = _test({"merged": str(model)}, "merged", settings, needs)
-    manifest = read_json(model / "merge.json")
+    manifest = read_merge_file(model / "merge.json")
     shutil.copyfile(tuned.folder / "recipe.yaml", out / "recipe.yaml")
     if settings["keep_model"]:
         model.rename(out / MODEL)

@@ -5,8 +5,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from matsmerge.checkpoints.companions import read_json
 from matsmerge.engine.executor import SerialExecutor
+from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.engine.merging import merge_to_folder
 from matsmerge.engine.preparing import prepare
 from matsmerge.experiments.inputs import Needs, Settings, read_tasks, recipe_of
@@ -32,7 +32,7 @@ def follow(settings: Settings, needs: Needs, out: Path) -> dict[str, Any]:
             {
                 "iterations": at,
                 "score": sum(scores.values()) / len(scores),
-                **errors_at(read_json(step / "merge.json"), at),
+                **errors_at(read_merge_file(step / "merge.json"), at),
             }
         )
     shutil.rmtree(folder)

@@ -4,27 +4,92 @@ Scores are shares from 0 to 1. Everything that is drawn or tabulated is made fro
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from matsmerge.engine.merge_file import MergeContent
 from matsmerge.errors import DataError
+from matsmerge.guarded_files import Content, Count, parse_as, read_json
 
 FORMAT_VERSION = 1
 RESULTS = "results.json"
+_MAX_BYTES = 128 * 2**20
+_MAX_VALUES = 5_000_000  # most are residuals in what is kept of every merge.json
 
 INDIVIDUAL, JOINT, ENSEMBLE, BASE = "individual", "joint", "ensemble", "base"
 REFERENCES = (BASE, INDIVIDUAL, JOINT, ENSEMBLE)  # rows of a comparison that are no merges
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # A score may be no number, and is read again as it was written.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants"
+    )
+
+
+class _Method(Content):
+    label: str | None = None
+    search: dict[str, Any] | None = None
+
+
+class _SuiteContent(Content):
+    """Of a suite's file what reports look at."""
+
+    tasks: dict[str, Any] | None = None
+    base: str | dict[str, Any] | None = None
+    methods: dict[str, _Method] | None = None
+    studies: dict[str, Any] | None = None
+    paper: dict[str, str] | None = None
+
+
+class _Subspaces(Content):
+    """As `mats inspect --subspace --json` says it."""
+
+    tasks: list["_Named"]
+    rank: Count | None = None
+    energy: float | None = None
+    overlap: list["Overlaps"]
+    overlap_at_random: list["Overlaps"]
+    relative_to: str | None = None
+    distances: dict[str, dict[str, float | None]] | None = None
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> "_Subspaces":
+        num = len(self.tasks)
+        for table in (self.overlap, self.overlap_at_random):
+            if len(table) != num or any(len(row) != num for row in table):
+                raise ValueError(f"expected the overlaps of {num} tasks")
+        if self.rank is None and self.energy is None:
+            raise ValueError("expected a rank or an energy")
+        return self
+
+
+class _Named(Content):
+    name: str
+
+
+Overlaps = list[Annotated[float, Field(allow_inf_nan=True)] | None]
+
+
+def _fits(expected: type[Content]) -> AfterValidator:
+    """Leave plain data as it is, if all that is looked at is of the expected type."""
+
+    def check(value: Any) -> Any:
+        expected.model_validate(value)
+        return value
+
+    return AfterValidator(check)
+
+
+Plain = dict[str, Any]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Scores(_Part):
     """Of one model, by task, with the standard error over the task's examples."""
 
-    tasks: dict[str, float]
+    tasks: dict[str, float] = Field(min_length=1)
     errors: dict[str, float]
 
     @property
@@ -41,8 +106,10 @@ class Row(_Part):
     validation: float | None = None  # the mean over tasks by which it was chosen
     chosen: dict[str, Any] = Field(default_factory=dict)  # values of what was tuned
     num_tried: int = 1
-    recipe: dict[str, Any] | None = None  # the one that was chosen
-    merge: dict[str, Any] | None = None  # its merge.json, with every layer's convergence
+    recipe: Plain | None = None  # the one that was chosen
+    merge: Annotated[Plain, _fits(MergeContent)] | None = (
+        None  # its merge.json, with every layer's convergence
+    )
 
 
 class Cell(_Part):
@@ -87,9 +154,9 @@ class Cost(_Part):
     """What a merge takes."""
 
     method: str
-    operations: float | None = None  # by the paper's formulas, statistics included
-    seconds: list[float] = Field(default_factory=list)  # of merges, repeated
-    statistics_seconds: float | None = None  # of collecting what it needs, all models together
+    operations: Amount | None = None  # by the paper's formulas, statistics included
+    seconds: list[Amount] = Field(default_factory=list)  # of merges, repeated
+    statistics_seconds: Amount | None = None  # of collecting what it needs, all models together
 
 
 class Point(_Part):
@@ -113,6 +180,14 @@ class Landscape(_Part):
     models: list[Point]  # what was merged
     merges: list[Point]
     paths: dict[str, list[Point]] = Field(default_factory=dict)  # of solvers, by iteration
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> "Landscape":
+        for task, rows in self.losses.items():
+            whole = len(rows) == len(self.ys) and all(len(row) == len(self.xs) for row in rows)
+            if not whole or not rows or not rows[0]:
+                raise ValueError(f"{task}: expected a loss for each of ys and xs")
+        return self
 
 
 class Intermediate(_Part):
@@ -139,7 +214,7 @@ class VariantResults(_Part):
     landscape: Landscape | None = None
     target: str | None = None
     intermediate: list[Intermediate] = Field(default_factory=list)
-    subspaces: dict[str, Any] | None = None  # as `mats inspect --subspace --json` says it
+    subspaces: Annotated[Plain, _fits(_Subspaces)] | None = None
 
 
 class StepRecord(_Part):
@@ -148,7 +223,7 @@ class StepRecord(_Part):
     name: str
     kind: str
     key: str
-    seconds: float
+    seconds: Amount
 
 
 class SuiteResults(_Part):
@@ -158,7 +233,7 @@ class SuiteResults(_Part):
     name: str
     title: str
     about: str
-    suite: dict[str, Any]  # the file, as it was run
+    suite: Annotated[Plain, _fits(_SuiteContent)]  # the file, as it was run
     seeds: list[int]
     variants: dict[str, VariantResults]
     missing: list[str] = Field(default_factory=list)  # steps that are not done yet
@@ -175,11 +250,9 @@ def read_results(folder: Path) -> SuiteResults:
     path = folder / RESULTS if folder.is_dir() else folder
     if not path.exists():
         raise DataError(f"{path}: no such file; `mats experiment run SUITE` writes one")
+    content = read_json(path, DataError, _MAX_BYTES, most_values=_MAX_VALUES)
     try:
-        return SuiteResults.model_validate_json(path.read_text())
-    except (ValidationError, UnicodeDecodeError) as error:
-        first = error.errors()[0] if isinstance(error, ValidationError) else {"msg": str(error)}
-        where = ".".join(map(str, first.get("loc", ()))) or "the file"
-        raise DataError(
-            f"{path}: not the results of a suite, or damaged ({where}: {first['msg']})"
-        ) from error
+        return parse_as(content, SuiteResults, str(path), DataError)
+    except DataError as error:
+        advice = f"{path}: not the results of a suite, or damaged; run the suite again"
+        raise DataError([*error.problems, advice]) from error

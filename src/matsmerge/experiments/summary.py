@@ -21,7 +21,12 @@ class Summary:
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and its standard error from how far the values differ; None of a single one."""
+    """The mean, and its standard error from how far the values differ; None of a single one.
+
+    Neither is a number if one of the values is none.
+    """
+    if not all(map(math.isfinite, values)):
+        return math.nan, None
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.fmean(values), error
 

@@ -1,15 +1,14 @@
 """The report of one merge: its folder, scores if there are any, and what was tried."""
 
-import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.opening import local_path
+from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.errors import DataError
 from matsmerge.evaluation.results import ENSEMBLE, INDIVIDUAL, Results
-from matsmerge.evaluation.results_folder import RESULTS
+from matsmerge.evaluation.results_folder import RESULTS, read_results
 from matsmerge.reports import merge_details, score_figures, studies
 from matsmerge.reports.document import (
     Block,
@@ -23,6 +22,7 @@ from matsmerge.reports.document import (
 )
 from matsmerge.reports.numbers import NOTHING, count, percent
 from matsmerge.reports.scores import Score, ScoreRow, ScoreTable, key_figures, score_blocks
+from matsmerge.tuning.report_file import read_tuning_report
 
 MERGE, TUNING, MODEL = "merge.json", "tuning.json", "model"
 _NO_MERGES = (INDIVIDUAL, ENSEMBLE, "base", "joint")
@@ -34,7 +34,7 @@ def merge_report(
     """Of a merged model's folder, or of a tuned one's; `subspaces`, or why there are none."""
     merge = read_merge(folder)
     recipe = merge["recipe"]
-    tuning = _read(folder / TUNING) if (folder / TUNING).exists() else {}
+    tuning = read_tuning_report(folder / TUNING) if (folder / TUNING).exists() else {}
     table = _score_table(read_scores(scores), folder, merge) if scores else None
     models = [_model_name(entry) for entry in recipe["models"]]
     method = merge_details.describe_method(recipe)
@@ -64,13 +64,7 @@ def merge_report(
 
 def read_merge(folder: Path) -> dict[str, Any]:
     """The merge.json of a folder."""
-    merge = _read(folder / MERGE)
-    recipe = merge.get("recipe")
-    models = recipe.get("models") if isinstance(recipe, dict) else None
-    whole = isinstance(models, list) and all(isinstance(m, dict) and "model" in m for m in models)
-    if not whole or not isinstance(merge.get("parameters"), dict):
-        raise DataError(f"{folder / MERGE}: is not that of a merge; it was damaged or edited")
-    return merge
+    return read_merge_file(folder / MERGE)
 
 
 def read_scores(folders: Sequence[Path]) -> Results:
@@ -78,10 +72,7 @@ def read_scores(folders: Sequence[Path]) -> Results:
     combined: Results | None = None
     for folder in folders:
         path = folder / RESULTS if folder.is_dir() else folder
-        try:
-            found = Results.from_json(_read(path))
-        except DataError as error:
-            raise DataError([f"{path}: {problem}" for problem in error.problems]) from error
+        found = read_results(path)
         if combined is None:
             combined = found
         elif set(found.tasks) == set(combined.tasks):
@@ -113,19 +104,8 @@ def _with_rows(first: Results, second: Results, path: Path) -> Results:
 def _paths(results: Results) -> dict[str, str]:
     """Where each row's model is."""
     found = results.arguments.get("models")
-    return found if isinstance(found, dict) else {}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise DataError(f"{path}: is not JSON ({error}); it was damaged") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: expected an object, found {type(content).__name__}")
-    return content
+    known = found if isinstance(found, dict) else {}
+    return {name: path for name, path in known.items() if isinstance(path, str)}
 
 
 def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> ScoreTable:
@@ -145,14 +125,14 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
         for task, (_, reading) in metrics.items():
             score = results.score(name, task)
             scale = 100.0 if reading.in_percent else 1.0
-            if score is not None:
-                tasks[task] = Score(scale * score.value, _known(scale * score.error))
+            if score and (shown := Score.of(scale * score.value, scale * score.error)):
+                tasks[task] = shown
         mean = results.average(name) if len(results.tasks) > 1 else None
         rows.append(
             ScoreRow(
                 name,
                 tasks,
-                Score(factor * mean.value, _known(factor * mean.error))
+                Score.of(factor * mean.value, factor * mean.error)
                 if mean
                 else next(iter(tasks.values()), None)
                 if len(results.tasks) == 1
@@ -169,10 +149,6 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
         how.higher_is_better,
         1 if how.in_percent else 3,
     )
-
-
-def _known(error: float) -> float | None:
-    return None if math.isnan(error) else error
 
 
 def _key_figures(table: ScoreTable | None, merge: Mapping[str, Any]) -> list[KeyFigure]:
@@ -226,7 +202,8 @@ def _trials(tuning: Mapping[str, Any]) -> list[Block]:
     trials = [t for t in tuning.get("trials", ()) if t.get("score") is not None]
     if not trials:
         return []
-    chosen = tuning["best"]["choice"]
+    best = tuning["best"]
+    chosen = best["choice"]
     tasks = list(trials[0]["scores"])
     in_percent = all(0 <= t["score"] <= 1 for t in trials)
     show: Callable[[float], str] = percent if in_percent else "{:.4f}".format
@@ -246,7 +223,7 @@ def _trials(tuning: Mapping[str, Any]) -> list[Block]:
     blocks: list[Block] = []
     keys = {key for t in trials for key in t["choice"]}
     key = next(iter(keys), "")
-    if len(keys) == 1 and len(trials) > 2 and all(_is_number(t["choice"][key]) for t in trials):
+    if len(keys) == 1 and len(trials) > 2 and all(_is_number(t["choice"].get(key)) for t in trials):
         order = sorted(trials, key=lambda t: t["choice"][key])
         best = next(i for i, t in enumerate(order) if t["choice"] == chosen)
         scale = 100 if in_percent else 1

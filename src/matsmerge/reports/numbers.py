@@ -9,7 +9,7 @@ NOTHING = "–"
 
 
 def percent(share: float | None) -> str:
-    return NOTHING if share is None or math.isnan(share) else f"{100 * share:.1f}"
+    return NOTHING if share is None or not math.isfinite(share) else f"{100 * share:.1f}"
 
 
 def signed(share: float) -> str:
@@ -20,7 +20,7 @@ def signed(share: float) -> str:
 
 def power(value: float | None) -> str:
     """With a power of ten: 1.3×10¹⁴."""
-    if value is None or math.isnan(value):
+    if value is None or not math.isfinite(value):
         return NOTHING
     if value == 0:
         return "0"

@@ -1,5 +1,6 @@
 """Scores of models on tasks: the chart that compares them, and the table by task."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -15,6 +16,12 @@ class Score:
 
     value: float
     error: float | None = None
+
+    @classmethod
+    def of(cls, value: float, error: float | None = None) -> "Score | None":
+        """A score that can be compared; a model that broke has none."""
+        known = error is not None and math.isfinite(error)
+        return cls(value, error if known else None) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ SEQUENTIAL = "sequential"  # training the donor's model further
 
 def heat_map(cells: Sequence[results.Cell], label: Label) -> list[Block]:
     """Every objective from every init, and what it gains (figure 2 of the paper)."""
+    cells = [c for c in cells if math.isfinite(c.score) and math.isfinite(c.of_init)]
     if not cells:
         return []
     inits = list(dict.fromkeys(cell.init for cell in cells))
@@ -98,6 +99,7 @@ def fisher(scores: Sequence[FisherScore], label: Label, paper: PaperColumn | Non
 
 def curves(found: Sequence[Curve], label: Label) -> list[Block]:
     """Score and residual against iterations."""
+    found = [curve for curve in found if curve.points]
     if not found:
         return []
     series: dict[str, list[tuple[int, float, float | None, float]]] = {}

@@ -126,13 +126,14 @@ def _score_row(
             mean, error = mean_and_error(values)
             if error is None:
                 error = rows[0].test.errors.get(task)
-            scores[task] = Score(100 * mean, None if error is None else 100 * error)
+            if shown := Score.of(100 * mean, None if error is None else 100 * error):
+                scores[task] = shown
     mean, error = mean_and_error([row.test.mean for row in rows])
-    over_seeds = Score(100 * mean, None if error is None else 100 * error)
+    over_seeds = Score.of(100 * mean, None if error is None else 100 * error)
     return ScoreRow(
         label(method),
         scores,
-        over_seeds if len(rows) > 1 else mean_of(scores),
+        over_seeds if len(rows) > 1 or over_seeds is None else mean_of(scores),
         is_reference=method in REFERENCES,
         paper=None if paper is None else paper.mean.get(method),
         paper_tasks=None if paper is None else {t: paper.of_task(method, t) for t in tasks},

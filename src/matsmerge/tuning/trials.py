@@ -7,7 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matsmerge.errors import AnotherRunError, NonFiniteError
+from matsmerge.errors import AnotherRunError, NonFiniteError, OutputError
+from matsmerge.guarded_files import Content, decode, parse_as, parse_json, read_bytes
+
+Scores = dict[str, float | None]
+
+
+class TrialContent(Content):
+    """A trial as files hold it; what is not a number is null."""
+
+    choice: dict[str, Any]
+    score: float | None = None
+    scores: Scores
+    errors: Scores
+    failure: str | None = None
+
+
+class _Identity(Content):
+    identity: str
 
 
 @dataclass(frozen=True)
@@ -39,12 +56,12 @@ class Trial:
         }
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Trial":
+    def from_json(cls, content: TrialContent) -> "Trial":
         scores, errors = (
-            {task: math.nan if value is None else value for task, value in content[key].items()}
-            for key in ("scores", "errors")
+            {task: math.nan if value is None else value for task, value in found.items()}
+            for found in (content.scores, content.errors)
         )
-        return cls(content["choice"], scores, errors, content.get("failure"))
+        return cls(content.choice, scores, errors, content.failure)
 
 
 def _plain(value: float) -> float | None:
@@ -77,21 +94,36 @@ class Journal:
         if not resume or not self.path.exists():
             self.path.write_text(json.dumps({"identity": self._identity}) + "\n")
             return
-        lines = []
-        for line in self.path.read_text().splitlines():
-            try:
-                lines.append(json.loads(line))
-            except ValueError:  # the line that was being written when the run died
-                break
-        if not lines or lines[0].get("identity") != self._identity:
+        lines = self._lines()
+        try:
+            first = parse_as(lines[0], _Identity, str(self.path), OutputError) if lines else None
+            found = [
+                parse_as(line, TrialContent, f"{self.path}: line {number}", OutputError)
+                for number, line in enumerate(lines[1:], 2)
+            ]
+        except OutputError as error:
+            advice = f"{self.path}: it was damaged or edited; start anew with --overwrite"
+            raise OutputError([*error.problems, advice]) from error
+        if first is None or first.identity != self._identity:
             raise AnotherRunError(
                 f"{self.path.parent}: the interrupted search had another recipe, other models, "
                 "statistics, tasks or values to try; start anew with --overwrite"
             )
-        for line in lines[1:]:
-            trial = Trial.from_json(line)
+        for trial in map(Trial.from_json, found):
             self.trials[trial.key] = trial
         self.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def _lines(self) -> list[Any]:
+        """What was noted, up to the line that was being written when the run died."""
+        found = []
+        *whole, rest = read_bytes(self.path, OutputError).split(b"\n")
+        for number, line in enumerate([*whole, *([rest] if rest else [])], 1):
+            try:
+                text = decode(line, f"{self.path}: line {number}", OutputError)
+                found.append(parse_json(text, f"{self.path}: line {number}", OutputError))
+            except OutputError:
+                break
+        return found
 
     def add(self, trial: Trial) -> None:
         self.trials[trial.key] = trial

@@ -22,6 +22,7 @@ from matsmerge.errors import (
     RecipeError,
     StatisticsError,
 )
+from matsmerge.guarded_files import read_text
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.tasks.kept_base import KeptBase
 from matsmerge.tasks.optional_import import import_optional
@@ -176,7 +177,11 @@ class _Search:
     def put_model(self, chosen: Trial, recipe: Recipe) -> None:
         """The chosen model, as it was scored, or merged again if it is not there any more."""
         kept = self.folder / _KEPT
-        if not kept.exists() or kept.read_text() != chosen.key:
+        try:
+            is_there = read_text(kept, OutputError) == chosen.key
+        except OutputError:
+            is_there = False
+        if not is_there:
             merge_to_folder(
                 prepare(recipe), self.folder / MODEL, executor=self.executor, overwrite=True
             )

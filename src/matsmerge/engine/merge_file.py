@@ -1,0 +1,103 @@
+"""`merge.json`, which `mats merge` writes beside a model, as it is read again."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from matsmerge.errors import DataError, MatsError
+from matsmerge.guarded_files import Content, Count, Numbers, parse_as, read_json
+
+_MAX_VALUES = 4_000_000  # most are residuals, one for each layer and iteration
+_MAX_STAGES = 1000
+
+
+class _Entry(Content):
+    model: str
+    name: str | None = None
+    weight: float | list[float] = 1.0
+    statistics: str | None = None
+
+
+class _Recipe(Content):
+    models: list[_Entry] = Field(min_length=1)
+    base: str | None = None
+    method: str | dict[str, Any] | None = None
+
+
+class _Input(Content):
+    name: str
+    source: str | None = None
+    statistics: str | None = None
+    data: str | None = None
+    fingerprint: str | None = None
+    num_examples: Count | dict[str, Count] | None = None
+
+
+class _Rule(Content):
+    otherwise: str = ""
+
+
+class _Layer(Content):
+    rank: Count
+    energy: float
+
+
+class _Solved(Content):
+    """How a layer's system was solved; what was measured may not be finite."""
+
+    stage: Count
+    objective: str
+    solver: str
+    status: str
+    iterations: Count
+    residual: float | None = Field(default=None, allow_inf_nan=True)
+    objective_value: float | None = Field(default=None, allow_inf_nan=True)
+    objective_of_start: float | None = Field(default=None, allow_inf_nan=True)
+    residuals: Numbers = Field(default_factory=list)
+    objective_values: Numbers = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> "_Solved":
+        if self.objective_values and len(self.objective_values) != len(self.residuals):
+            raise ValueError("residuals and objective_values differ in number")
+        return self
+
+
+class _Parameter(Content):
+    shape: list[Count] = Field(max_length=100)
+    dtype: str | None = None
+    solved: list[_Solved] = Field(default_factory=list, max_length=_MAX_STAGES)
+    otherwise: bool = False
+
+
+class MergeContent(Content):
+    """What readers of a merge.json look at."""
+
+    versions: dict[str, str] = Field(default_factory=dict)
+    recipe: _Recipe
+    inputs: list[_Input] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+    heads: dict[str, list[str]] = Field(default_factory=dict)
+    lora: dict[str, _Layer] = Field(default_factory=dict)
+    rules: list[_Rule] = Field(default_factory=list)
+    parameters: dict[str, _Parameter]
+
+
+def read_merge_file(path: Path, error_type: type[MatsError] = DataError) -> dict[str, Any]:
+    """What a merge.json says, each part of which there is being of the type it should be."""
+    content = read_json(path, error_type, most_values=_MAX_VALUES)
+    return check_merge(content, str(path), error_type)
+
+
+def check_merge(
+    content: Any, where: str, error_type: type[MatsError] = DataError
+) -> dict[str, Any]:
+    """Refuse what is not the content of a merge.json, or damaged."""
+    try:
+        parse_as(content, MergeContent, where, error_type)
+    except error_type as error:
+        hint = "it is not that of a merge, or it was damaged or edited; merge again"
+        raise error_type([*error.problems[:-1], f"{error.problems[-1]}; {hint}"]) from error
+    assert isinstance(content, dict)
+    return content
