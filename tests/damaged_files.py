@@ -13,20 +13,20 @@ _WRONG: tuple[Any, ...] = (
     None, True, -1, 0, 3.5, 10**400, math.nan, math.inf, "", "text", "line\nbreak <b>|`",
     [], [1], [[]], ["text"], [None], {}, {"a": 1}, {"a": {"b": []}},
 )  # fmt: skip
+_GONE = object()
 _MAX_ITEMS = 2  # of a list or mapping, of which the others are alike
 
 
-def mutants(content: Any) -> Iterator[tuple[str, Any]]:
-    """The content with one value replaced or left out, and where."""
+def mutants(content: Any, every: int = 1) -> Iterator[tuple[str, Any]]:
+    """The content with one value replaced or left out, and where; or only some of them."""
+    number = 0
     for place in _places(content):
         where = ".".join(map(str, place)) or "everything"
-        for wrong in _WRONG:
-            yield (
-                f"{where} = {wrong if wrong != 10**400 else '10**400'!r}",
-                _with(content, place, wrong),
-            )
-        if place:
-            yield f"{where} gone", _without(content, place)
+        for wrong in (*_WRONG, _GONE):
+            number += 1
+            if number % every == 0 and (place or wrong is not _GONE):
+                shown = "10**400" if wrong == 10**400 else repr(wrong)
+                yield f"{where} = {shown}", _with(content, place, wrong)
 
 
 def damaged_texts(text: str) -> Iterator[tuple[str, bytes]]:
@@ -48,10 +48,10 @@ def damaged_texts(text: str) -> Iterator[tuple[str, bytes]]:
     yield "twice", content + content
 
 
-def mutated_texts(content: Any) -> Iterator[tuple[str, bytes]]:
+def mutated_texts(content: Any, every: int = 1) -> Iterator[tuple[str, bytes]]:
     """All of these of a JSON file with this content."""
     yield from damaged_texts(json.dumps(content))
-    for what, mutant in mutants(content):
+    for what, mutant in mutants(content, every):
         yield what, json.dumps(mutant).encode()
 
 
@@ -114,14 +114,8 @@ def _with(content: Any, place: tuple[Any, ...], value: Any) -> Any:
     inner = result
     for key in place[:-1]:
         inner = inner[key]
-    inner[place[-1]] = value
-    return result
-
-
-def _without(content: Any, place: tuple[Any, ...]) -> Any:
-    result = copy.deepcopy(content)
-    inner = result
-    for key in place[:-1]:
-        inner = inner[key]
-    del inner[place[-1]]
+    if value is _GONE:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
     return result

@@ -2,11 +2,13 @@
 
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import peft
 import pytest
+from damaged_files import mutated_texts, refused
 from peft import IA3Config, LoraConfig, get_peft_model
 from peft.tuners.ia3 import IA3Layer
 from peft.tuners.lora import LoraLayer
@@ -147,13 +149,24 @@ def test_what_cannot_be_done_is_refused(config: Any, message: str, tmp_path: Pat
     ("changes", "message"),
     [
         ({"peft_type": None}, "of type None"),
-        ({"r": 0}, "r is 0, expected a positive number"),
-        ({"r": True}, "r is True, expected a positive number"),
-        ({"lora_alpha": "8"}, "lora_alpha is '8', expected a positive number"),
-        ({"rank_pattern": {"up": -1}}, "rank_pattern is {'up': -1}, expected positive numbers"),
-        ({"alpha_pattern": ["up"]}, "alpha_pattern is \\['up'\\], expected positive numbers"),
+        ({"r": None}, "r is missing, expected a positive number"),
+        ({"r": 0}, "r: input should be greater than or equal to 1, found 0"),
+        ({"r": 2.5}, "r: input should be a valid integer, found 2.5"),
+        ({"r": True}, "r: input should be a valid integer, found True"),
+        ({"lora_alpha": "8"}, "lora_alpha: input should be a valid number, found '8'"),
+        ({"lora_alpha": math.inf}, "lora_alpha: input should be .*, found inf"),
+        ({"lora_alpha": 10**400}, "lora_alpha: input should be "),
+        ({"rank_pattern": {"up": -1}}, "rank_pattern.up: input should be greater than .* found -1"),
+        ({"alpha_pattern": ["up"]}, "alpha_pattern: input should be .*, found a list"),
+        ({"modules_to_save": 1}, "modules_to_save: input should be a valid list, found 1"),
+        ({"modules_to_save": [1]}, "modules_to_save.0: input should be a valid string, found 1"),
+        ({"auto_mapping": 1}, "auto_mapping: input should be a valid dictionary, found 1"),
+        ({"use_rslora": "yes"}, "use_rslora: input should be a valid boolean, found 'yes'"),
         ({"rank_pattern": {"(up": 2}}, "rank_pattern: '\\(up' is not a regular expression"),
-        ({"base_model_name_or_path": 5}, "base_model_name_or_path is 5, expected a string"),
+        (
+            {"base_model_name_or_path": 5},
+            "base_model_name_or_path: input should be a valid string, found 5",
+        ),
     ],
 )
 def test_damaged_settings_are_refused(
@@ -165,6 +178,26 @@ def test_damaged_settings_are_refused(
     with pytest.raises(CheckpointError, match=message) as caught:
         read_adapter_config(tmp_path)
     assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["lora", "ia3"])
+def test_damaged_files_are_refused(kind: str, tmp_path: Path) -> None:
+    lora = LoraConfig(target_modules=["up"], rank_pattern={"up": 4}, alpha_pattern={"up": 2})
+    ia3 = IA3Config(target_modules=["up"], feedforward_modules=["up"])
+    save_adapter(lora if kind == "lora" else ia3, tmp_path)
+    path = tmp_path / "adapter_config.json"
+
+    def use() -> None:
+        config = read_adapter_config(tmp_path)
+        json.dumps([config.base, config.task_type, config.uses_dora, config.has_transposed_weights])
+        for module in ("layers.0.up", "down"):
+            if config.kind == "lora":
+                assert 0 < config.rank(module) < 2**31
+                assert 0 < config.scaling(module) < math.inf
+            else:
+                config.is_feedforward(module)
+
+    assert len(refused(path, mutated_texts(json.loads(path.read_text())), use)) > 100
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_all_damaged_adapters_at_once(copy: Copy, tmp_path: Path) -> None:
         matsmerge.merge([unknown, broken, lacking, ranks, half, pissa])
     for folder, problem in (
         (unknown, "adapter_config.json: is an adapter of type LOHA; expected LORA or IA3"),
-        (broken, "adapter_config.json: cannot be read as JSON"),
+        (broken, "adapter_config.json: not valid JSON"),
         (lacking, ": holds an adapter's tensors and no adapter_config.json"),
         (ranks, "has factors [2, 16] and [32, 2]; adapter_config.json says rank 5"),
         (half, "'model.layers.0.mlp.up_proj' has A; expected lora_A and lora_B"),

@@ -211,7 +211,7 @@ def weights_of_another_base(adapted: AdaptedCheckpoint) -> list[str]:
 def _tied_by_config(base: Checkpoint) -> list[str]:
     path = base.folder / "config.json" if base.folder else Path()
     config = read_json(path) if path.is_file() else {}
-    classes = " ".join(map(str, config.get("architectures") or []))
+    classes = str(config.get("architectures"))
     has_output = re.search("CausalLM|LMHead|ConditionalGeneration|MaskedLM", classes)
     if not config.get("tie_word_embeddings") or not has_output:
         return []

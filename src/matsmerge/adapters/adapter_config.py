@@ -5,10 +5,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from matsmerge.checkpoints.companions import read_json
 from matsmerge.errors import CheckpointError
+from matsmerge.guarded_files import Content, parse_as
 
 CONFIG = "adapter_config.json"
 
@@ -32,6 +35,35 @@ _NOT_SUPPORTED = (
     "use_qalora",
     "velora_config",
 )
+
+
+Modules = list[str] | str  # names, or a regular expression
+Rank = Annotated[int, Field(ge=1, lt=2**31)]
+Factor = Annotated[float, Field(gt=0, lt=1e9)]
+
+
+class _Content(Content):
+    """Of what PEFT writes all that is looked at."""
+
+    peft_type: str
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+    task_type: str | None = None
+    auto_mapping: dict[str, str | None] | None = None
+    modules_to_save: list[str] | None = None
+    target_modules: Modules | None = None
+    exclude_modules: Modules | None = None
+    feedforward_modules: Modules | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: Modules | None = None
+    fan_in_fan_out: bool | None = None
+    use_dora: bool | None = None
+    use_rslora: bool | None = None
+    bias: str | None = None
+    r: Rank | None = None
+    lora_alpha: Factor | None = None
+    rank_pattern: dict[str, Rank] | None = None
+    alpha_pattern: dict[str, Factor] | None = None
 
 
 @dataclass(frozen=True)
@@ -104,59 +136,50 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     found = str(content.get("peft_type"))
     if found not in _KINDS:
         raise CheckpointError(
-            f"{path}: is an adapter of type {found}; expected LORA or IA3. For others, {_ADVICE}"
+            f"{path}: is an adapter of type {found[:60]}; expected LORA or IA3. For others, "
+            f"{_ADVICE}"
         )
     config = AdapterConfig(path, _KINDS[found], content)
-    problems = list(_problems(config))
+    problems = [f"{path}: {problem}" for problem in _not_supported(config)]
+    try:
+        typed = parse_as(content, _Content, str(path), CheckpointError)
+        problems += [f"{path}: {problem}" for problem in _problems(config.kind, typed)]
+    except CheckpointError as error:
+        problems = error.problems + problems
     if problems:
-        raise CheckpointError([f"{path}: {problem}" for problem in problems])
+        raise CheckpointError(problems)
     return config
 
 
-def _problems(config: AdapterConfig) -> Iterator[str]:
-    content = config.content
-    for key in ("base_model_name_or_path", "revision", "task_type"):
-        if content.get(key) is not None and not isinstance(content[key], str):
-            yield f"{key} is {content[key]!r}, expected a string"
-    if config.kind == "ia3":
-        yield from _bad_patterns(content, ["feedforward_modules"])
+def _problems(kind: Kind, content: _Content) -> Iterator[str]:
+    if kind == "ia3":
+        if isinstance(content.feedforward_modules, str):
+            yield from _bad_regexes("feedforward_modules", [content.feedforward_modules])
         return
     for key in ("r", "lora_alpha"):
-        if not _is_positive(content.get(key)):
-            yield f"{key} is {content.get(key)!r}, expected a positive number"
+        if getattr(content, key) is None:
+            yield f"{key} is missing, expected a positive number"
     for key in ("rank_pattern", "alpha_pattern"):
-        patterns = content.get(key) or {}
-        if not isinstance(patterns, Mapping) or not all(map(_is_positive, patterns.values())):
-            yield f"{key} is {patterns!r}, expected positive numbers by module"
-        else:
-            yield from _bad_regexes(key, patterns)
-    init = content.get("init_lora_weights")
+        yield from _bad_regexes(key, getattr(content, key) or {})
+
+
+def _not_supported(config: AdapterConfig) -> Iterator[str]:
+    if config.kind == "ia3":
+        return
+    init = config.content.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(_CHANGES_BASE):
         yield (
-            f"init_lora_weights is '{init}', which changes the base; save it as a plain LoRA "
+            f"init_lora_weights is '{init[:60]}', which changes the base; save it as a plain LoRA "
             "(peft: save_pretrained with path_initial_model_for_weight_conversion)"
         )
     for key in _NOT_SUPPORTED:
-        if content.get(key):
+        if config.content.get(key):
             yield f"{key} is not supported; {_ADVICE}"
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
-
-
-def _bad_patterns(content: Mapping[str, Any], keys: Iterable[str]) -> Iterator[str]:
-    for key in keys:
-        value = content.get(key)
-        if isinstance(value, str):
-            yield from _bad_regexes(key, [value])
-        elif value is not None and not all(isinstance(v, str) for v in value):
-            yield f"{key} is {value!r}, expected a list of module names or a regular expression"
 
 
 def _bad_regexes(key: str, patterns: Iterable[str]) -> Iterator[str]:
     for pattern in patterns:
         try:
             re.compile(pattern)
-        except re.error as error:
+        except (re.error, RecursionError, OverflowError) as error:
             yield f"{key}: '{pattern}' is not a regular expression ({error})"

@@ -8,10 +8,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from matsmerge import guarded_files
 from matsmerge.checkpoints.hub import COMPANION_PATTERNS
 from matsmerge.checkpoints.opening import contained
 from matsmerge.errors import CheckpointError
+from matsmerge.guarded_files import open_regular, quoted, read_text
+from matsmerge.guarded_files import read_json as read_given_json
 
 _EXCLUDED = (
     "*.index.json",
@@ -53,7 +54,7 @@ def companion_files(folder: Path | None) -> tuple[Path, ...]:
     )
     found = {name: contained(folder, name) for name in names}
     for path in found.values():
-        guarded_files.open_regular(path, CheckpointError).close()
+        open_regular(path, CheckpointError).close()
     if "config.json" in found:
         read_json(found["config.json"])
     if any(name.endswith(".py") for name in found):
@@ -75,7 +76,7 @@ def _code_of(found: dict[str, Path]) -> set[str]:
         name = wanted.pop()
         if name in found and name not in code:
             code.add(name)
-            text = guarded_files.read_text(found[name], CheckpointError)
+            text = read_text(found[name], CheckpointError)
             wanted += [f"{module}.py" for module in _RELATIVE_IMPORT.findall(text)]
     return code
 
@@ -103,9 +104,9 @@ def code_notes(companions: Sequence[Path], model: str) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    content = guarded_files.read_json(path, CheckpointError)
+    content = read_given_json(path, CheckpointError)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {type(content).__name__}")
+        raise CheckpointError(f"{path}: expected a JSON object, found {quoted(content)}")
     return content
 
 

@@ -1,15 +1,35 @@
 """What one model answered on one task, example by example."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from matsmerge.errors import DataError
 from matsmerge.evaluation.metrics import METRICS, Decisions, Floats, Score
+from matsmerge.guarded_files import Content, Count, parse_as, parse_json
+
+Said = Count | list[Count] | str
+
+
+class _AnswerContent(Content):
+    number: Count
+    target: Said | None = None
+    prediction: Said | None = None
+    probabilities: list[float] | list[list[float]] | None = None
+    loss: float | None = Field(default=None, allow_inf_nan=True)
+
+
+class _HeadContent(Content):
+    task: str
+    kind: str
+    split: str | None
+    data: str
+    num_examples: Count
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,11 +58,16 @@ class Answer:
         return content
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Answer":
-        found = dict(content)
-        if "probabilities" in found:
-            found["probabilities"] = np.array(found["probabilities"], np.float32)
-        return cls(**found)
+    def from_json(cls, content: Any, where: str) -> "Answer":
+        found = parse_as(content, _AnswerContent, where, DataError)
+        probabilities = found.probabilities
+        if probabilities is None:
+            return cls(**dict(found))
+        try:
+            table = np.array(probabilities, np.float32)
+        except ValueError as error:  # rows of different lengths
+            raise DataError(f"{where}: probabilities: expected a table") from error
+        return cls(**dict(found) | {"probabilities": table})
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +142,22 @@ class Outcome:
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> "Outcome":
         """What `to_lines` gave."""
-        try:
-            head, *rest = (json.loads(line) for line in lines if line.strip())
-            num_examples = head.pop("num_examples")
-            outcome = cls(**head, answers=[Answer.from_json(content) for content in rest])
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(f"expected the lines of a file of predictions ({error})") from error
+        where = "a file of predictions"
+        contents = [parse_json(line, where, DataError) for line in lines if line.strip()]
+        if not contents:
+            raise DataError(f"{where}: is empty; is it cut off?")
+        head = parse_as(contents[0], _HeadContent, f"{where}: line 1", DataError)
+        outcome = cls(
+            head.task,
+            head.kind,
+            head.split,
+            head.data,
+            [
+                Answer.from_json(content, f"{where}: line {number}")
+                for number, content in enumerate(contents[1:], 2)
+            ],
+        )
+        num_examples = head.num_examples
         if len(outcome) != num_examples:
             raise DataError(
                 f"{outcome.task}: expected predictions of {num_examples} examples, "

@@ -6,20 +6,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from matsmerge.checkpoints.companions import read_json
 from matsmerge.checkpoints.opening import open_checkpoint
 from matsmerge.costs.formulas import FORMULAS, VECTOR_FORMULAS, Setting, training
 from matsmerge.costs.model_shape import shape_of
 from matsmerge.engine.executor import SerialExecutor
 from matsmerge.engine.merging import merge_to_folder
 from matsmerge.engine.preparing import prepare
-from matsmerge.errors import RecipeError
+from matsmerge.errors import DataError, RecipeError
 from matsmerge.experiments.inputs import Needs, Settings, recipe_of
+from matsmerge.guarded_files import Content, Count, read_json_as
 from matsmerge.methods.mats import Mats
 from matsmerge.recipes.recipe import Recipe, make_recipe
 from matsmerge.statistics.statistics import MAIN
 from matsmerge.statistics.statistics_file import open_statistics
 from matsmerge.strict_yaml import read_yaml
+
+
+class _TrainingOptions(Content):
+    batch_size: Count
+    accumulate: Count
+
+
+class _Trained(Content):
+    """Of a training.json how many examples were seen."""
+
+    num_steps: Count
+    options: _TrainingOptions
 
 
 def measure_costs(settings: Settings, needs: Needs, out: Path) -> dict[str, Any]:
@@ -44,9 +56,9 @@ def measure_costs(settings: Settings, needs: Needs, out: Path) -> dict[str, Any]
         operations = _operations(recipe, setting, are_vectors=model.are_vectors)
         costs.append({"method": name, "seconds": seconds, "operations": operations})
     if "joint" in needs:
-        manifest = read_json(needs["joint"] / "model" / "training.json")
-        options = manifest["options"]
-        examples = manifest["num_steps"] * options["batch_size"] * options["accumulate"]
+        trained = read_json_as(needs["joint"] / "model" / "training.json", _Trained, DataError)
+        options = trained.options
+        examples = trained.num_steps * options.batch_size * options.accumulate
         operations = training(model.num_run, examples * num_tokens / num_examples)
         costs.append({"method": "joint", "seconds": [], "operations": operations})
     return {"costs": costs}

@@ -29,10 +29,19 @@ from matsmerge.experiments.step import Step
 from matsmerge.experiments.store import Record, Store
 from matsmerge.experiments.studies import gather, plan
 from matsmerge.experiments.suite import Suite, make_suite
+from matsmerge.guarded_files import Content, parse_as
+from matsmerge.strict_yaml import read_yaml
 from matsmerge.whole_folder import held
 
 STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
 ALONE = ("costs",)
+
+
+class _Places(Content):
+    """Of local files that took the place of what a suite names."""
+
+    base: str | None = None
+    data: str | None = None
 
 
 class Watcher(Protocol):
@@ -135,9 +144,14 @@ def read_run(folder: Path) -> tuple[Suite, dict[str, Path]]:
     path = folder / SUITE
     if not path.exists():
         raise DataError(f"{folder}: no run of a suite: it has no {SUITE}")
-    suite = make_suite(str(path), yaml.safe_load(path.read_text()))
-    given = yaml.safe_load((folder / LOCAL).read_text()) if (folder / LOCAL).exists() else {}
-    return suite, {name: Path(place) for name, place in (given or {}).items()}
+    content = read_yaml(path, DataError)
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: is no suite; it was damaged or edited")
+    suite = make_suite(str(path), content)
+    places = folder / LOCAL
+    given = read_yaml(places, DataError) if places.exists() else {}
+    found = parse_as(given, _Places, str(places), DataError)
+    return suite, {name: Path(place) for name, place in found if place is not None}
 
 
 def _as_yaml(suite: Suite) -> str:

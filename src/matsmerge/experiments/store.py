@@ -8,11 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
+
+from matsmerge.errors import DataError, MatsError
 from matsmerge.experiments.provenance import origin
 from matsmerge.experiments.step import Given, Step, digest
+from matsmerge.guarded_files import Content, decode, parse_as, parse_json, read_bytes
 from matsmerge.whole_folder import sync
 
 RECORD = "step.json"
+_MAX_BYTES = 128 * 2**20  # a merge's has all that was measured on the way
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class Store:
                 return None
             try:
                 self._known[step.key] = _read(path, step)
-            except (FileNotFoundError, NotADirectoryError, ValueError, KeyError) as error:
+            except (FileNotFoundError, NotADirectoryError, ValueError, _DamagedError) as error:
                 self.notes.append(f"{step.name}: its output was damaged ({error}); done again")
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
                 return None
@@ -82,16 +87,33 @@ class Store:
         self._known[step.key] = _record(content)
 
 
+class _RecordContent(Content):
+    key: str
+    digest: str
+    found: dict[str, Any]
+    seconds: float = Field(ge=0)
+    origin: dict[str, Any] = Field(default_factory=dict)
+    files: dict[str, str]
+
+
+class _DamagedError(MatsError):
+    """A step's record is not what was written."""
+
+
 def _read(path: Path, step: Step) -> Record:
-    content = json.loads((path / RECORD).read_text())
-    if not isinstance(content, dict):
-        raise ValueError(f"{RECORD} was changed")
-    if content.pop("digest") != _digest(content) or content["key"] != step.key:
+    record = path / RECORD
+    if not record.is_file():
+        raise FileNotFoundError(f"{RECORD} is missing")
+    # What cannot be read just now is not thrown away.
+    text = read_bytes(record, DataError, _MAX_BYTES)
+    content = parse_json(decode(text, RECORD, _DamagedError), RECORD, _DamagedError)
+    typed = parse_as(content, _RecordContent, RECORD, _DamagedError)
+    if content.pop("digest") != _digest(content) or typed.key != step.key:
         raise ValueError(f"{RECORD} was changed")
     found = {str(p.relative_to(path)) for p in _files(path) if p.name != RECORD or p.parent != path}
-    if missing := sorted(set(content["files"]) ^ found):
+    if missing := sorted(set(typed.files) ^ found):
         raise ValueError(f"{missing[0]} is missing or new")
-    for name, expected in content["files"].items():
+    for name, expected in typed.files.items():
         if digest(path / name) != expected:
             raise ValueError(f"{name} was changed")
     return _record(content)

@@ -47,10 +47,8 @@ def _skeleton(adapter: Adapter, folder: Path) -> nn.Module:
     mapping = adapter.config.content.get("auto_mapping") or {}
     named = getattr(transformers, str(mapping.get("base_model_class")), None)
     with quiet():
-        if named is not None:
-            with torch.device("meta"):
-                model: nn.Module = named(config)
-            return model
+        if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+            return skeleton(named, config)
         kind = kind_of_adapter(adapter.config.task_type) or kind_of_model(config)
         if kind is None:
             return skeleton(transformers.AutoModel, config)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.checkpoints.checkpoint import TensorSpec, first_line
 from matsmerge.errors import DataError
 from matsmerge.tasks.optional_import import import_optional
 
@@ -97,8 +97,15 @@ def skeleton(auto_class: Any, config: Any, num_labels: int | None = None) -> nn.
     if num_labels is not None:
         config = copy.deepcopy(config)
         config.num_labels = num_labels
-    with torch.device("meta"):
-        model: nn.Module = auto_class.from_config(config)
+    make = getattr(auto_class, "from_config", auto_class)  # a class of its own is just called
+    try:
+        with torch.device("meta"):
+            model: nn.Module = make(config)
+    except Exception as error:  # whatever a configuration can say
+        raise DataError(
+            f"{config.name_or_path or 'config.json'}: transformers can make no model of its "
+            f"config.json ({first_line(error)})"
+        ) from error
     return model
 
 

@@ -4,23 +4,49 @@ import warnings
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint, dtype_name, first_line
 from matsmerge.errors import DataError
+from matsmerge.guarded_files import Content, Count, read_json_as
 from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.problems import shorten
+
+Size = Annotated[int, Field(ge=1, lt=2**31)]
 
 DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 
 
+class _ConfigContent(Content):
+    """Of a config.json what tasks look at; transformers does not check it."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    num_labels: Count | None = None
+    id2label: dict[str, str | int] | None = None
+    label2id: dict[str, Count] | None = None
+    problem_type: str | None = None
+    image_size: Size | list[Size] | None = None
+    patch_size: Size | list[Size] | None = None
+    num_channels: Size | None = None
+    hidden_size: Size | None = None
+    hidden_sizes: list[Size] | None = None
+    max_position_embeddings: int | None = None
+    pad_token_id: int | None = None
+    decoder_start_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool | None = None
+
+
 def read_config(folder: Path) -> Any:
     """The configuration in a model's folder; code in the folder is never run."""
-    if not (folder / "config.json").is_file():
+    path = folder / "config.json"
+    if not path.is_file():
         raise DataError(f"{folder}: has no config.json, which says what model it is")
+    read_json_as(path, _ConfigContent, DataError)
     transformers = import_optional("transformers")
     try:
         with quiet():
@@ -28,9 +54,7 @@ def read_config(folder: Path) -> Any:
                 str(folder), trust_remote_code=False, local_files_only=True
             )
     except Exception as error:  # unknown models, code that would have to run, damaged files
-        raise DataError(
-            f"{folder / 'config.json'}: transformers cannot use it ({first_line(error)})"
-        ) from error
+        raise DataError(f"{path}: transformers cannot use it ({first_line(error)})") from error
 
 
 def choose_dtype(name: str | None, checkpoint: Checkpoint) -> torch.dtype:

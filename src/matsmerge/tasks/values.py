@@ -1,10 +1,10 @@
 """Single values of a row, checked."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from matsmerge.errors import DataError
+from matsmerge.guarded_files import parse_json
 from matsmerge.tasks.problems import describe
 
 
@@ -29,10 +29,7 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
     """A column's list; in formats that have none, a list written as JSON."""
     value = value_of(row, column)
     if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"'{column}': expected a list, found damaged JSON ({error})") from error
+        value = parse_json(value, f"'{column}': expected a list", DataError)
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):

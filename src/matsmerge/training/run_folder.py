@@ -11,7 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict, Field
+
 from matsmerge.errors import AnotherRunError, OutputError
+from matsmerge.guarded_files import Content, Count, parse_as, read_json
 from matsmerge.whole_folder import hold, is_vacant, name_problems, put_in_place, sync
 
 MANIFEST = "training.json"
@@ -57,9 +60,10 @@ class RunFolder:
         if checkpoint is None:
             return None  # it was stopped before its first
         try:
-            found = json.loads((self.path / _RUN).read_text())
-        except (OSError, ValueError):
+            found = read_json(self.path / _RUN, OutputError)
+        except OutputError:
             found = {}
+        found = found if isinstance(found, dict) else {}
         plain = json.loads(json.dumps(identity))
         differing = [k for k in {**plain, **found} if plain.get(k) != found.get(k)]
         if differing:
@@ -109,13 +113,31 @@ def staging_path(target: Path) -> Path:
     return target.with_name(f".{target.name}.partial")
 
 
+class _State(Content):
+    """Of what Trainer wrote all that it needs to go on."""
+
+    model_config = ConfigDict(extra="allow")
+
+    global_step: Count
+    max_steps: int
+    epoch: float | None = None
+    num_train_epochs: float | None = None
+    best_metric: float | None = Field(default=None, allow_inf_nan=True)
+    best_model_checkpoint: str | None = None
+    log_history: list[dict[str, Any]] = Field(default_factory=list)
+    stateful_callbacks: dict[str, Any] = Field(default_factory=dict)
+
+
 def read_state(checkpoint: Path) -> dict[str, Any] | None:
-    """What Trainer wrote of a checkpoint; None if it did not come that far."""
+    """What Trainer wrote of a checkpoint; None if it did not come that far, or if it is damaged."""
+    path = checkpoint / _STATE
     try:
-        state = json.loads((checkpoint / _STATE).read_text())
-    except (OSError, ValueError):
+        state = read_json(path, OutputError)
+        parse_as(state, _State, str(path), OutputError)
+    except OutputError:
         return None
-    return state if isinstance(state, dict) else None
+    assert isinstance(state, dict)
+    return state
 
 
 def move_state(checkpoint: Path) -> None:

@@ -16,6 +16,7 @@ from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
 from matsmerge.checkpoints.companions import companion_files
 from matsmerge.checkpoints.opening import local_path, open_checkpoint
 from matsmerge.errors import DataError, RecipeError, closest
+from matsmerge.guarded_files import Content, read_json_as
 from matsmerge.tasks.architectures import choose_kind, kind_of_adapter, kind_of_model, model_class
 from matsmerge.tasks.heads import EncoderWithHead
 from matsmerge.tasks.kinds import TASKS
@@ -259,15 +260,25 @@ def _adapt(
     return put_new_adapter(model, kind, task_kind, options, head, origin.source)
 
 
+class _TrainedTask(Content):
+    labels: list[str] | None = None
+
+
+class _Trained(Content):
+    """Of a training.json what a later run looks at."""
+
+    tasks: list[_TrainedTask]
+
+
 def _has_classes(origin: Origin, names: list[str]) -> bool:
     """Is the head that an adapter brings for these classes?"""
     if origin.adapter is None:
         return False
     try:
-        content = json.loads((origin.folders[0] / MANIFEST).read_text())
-        return bool(content["tasks"][0]["labels"] == names)
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        content = read_json_as(origin.folders[0] / MANIFEST, _Trained, DataError)
+    except DataError:
         return False
+    return bool(content.tasks) and content.tasks[0].labels == names
 
 
 def _check_names(task_files: Sequence[TaskFile], classes: Sequence[list[str]], what: str) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from matsmerge.errors import RecipeError
+from matsmerge.guarded_files import quoted
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
 from matsmerge.recipes.recipe import Recipe, make_recipe
+from matsmerge.strict_yaml import parse_yaml
 
 ITERATIONS = "iterations"
 _WEIGHT = "weight."  # of a model, by its name
@@ -70,10 +70,7 @@ def _value(key: str, text: str) -> Any:
         return int(text) if text.lstrip("+-").isdecimal() else float(text)
     except ValueError:
         pass
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"search: {key}: '{text}' cannot be read") from error
+    value = parse_yaml(text, f"search: {key}: {quoted(text)}", RecipeError)
     return value if isinstance(value, (str, bool)) else text
 
 
