@@ -383,7 +383,6 @@ def _show(collected: "Statistics", target: Path) -> None:
     display.stdout.print(
         f"{header.num_examples} examples of {header.data[0].name} in {target} "
         f"({format_bytes(target.stat().st_size)})",
-        markup=False,
         soft_wrap=True,
     )
 

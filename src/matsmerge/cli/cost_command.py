@@ -144,7 +144,6 @@ def _show(
         f"{setting.num_models} models of {setting.num_parameters:,} parameters, "
         f"{len(setting.layers)} layers; {setting.num_examples:,} examples of statistics with "
         f"{setting.num_tokens:,} tokens for each; {setting.num_iterations} iterations",
-        markup=False,
         soft_wrap=True,
     )
     if measured is not None and described is not None:
@@ -152,6 +151,5 @@ def _show(
             f"measured, {described.method.name}: {measured['operations']:.1e} operations of matrix "
             f"products and decompositions, {measured['seconds']:.1f} s, peak memory of a process "
             f"{format_bytes(measured['peak_bytes'])} (all of `mats merge`, without statistics)",
-            markup=False,
             soft_wrap=True,
         )

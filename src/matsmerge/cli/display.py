@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -22,8 +21,17 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
-stdout = Console(highlight=False)
-stderr = Console(stderr=True, highlight=False)
+# What users name is printed as it is: `:100:` is no emoji, and `[red]` no colour.
+_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+stdout = Console(**_PLAIN)
+stderr = Console(stderr=True, **_PLAIN)
+
+
+class PlainColumn(TextColumn):
+    """A progress bar's text, printed as it is."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
 
 
 class ProgressBars:
@@ -45,11 +53,11 @@ class ProgressBars:
 def progress_bars(*, quiet: bool) -> Iterator[ProgressBars]:
     """Show bytes, rate and time left while the block runs."""
     columns = (
-        TextColumn("{task.description}"),
+        PlainColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
-        TextColumn("left"),
+        PlainColumn("left"),
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=stderr, disable=quiet) as bars:
@@ -78,12 +86,12 @@ class _RateColumn(ProgressColumn):
 def example_bar(num_examples: int, *, quiet: bool) -> Iterator[ExampleBar]:
     """Show examples, their rate and the time left while the block runs."""
     columns = (
-        TextColumn("{task.description}"),
+        PlainColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("examples"),
+        PlainColumn("examples"),
         _RateColumn(),
-        TextColumn("left"),
+        PlainColumn("left"),
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=stderr, disable=quiet) as bars:
@@ -96,7 +104,7 @@ def status(what: str, *, quiet: bool) -> Iterator[None]:
     if quiet:
         yield
         return
-    with stderr.status(what):
+    with stderr.status(Text(what)):
         yield
 
 
@@ -108,7 +116,7 @@ def show_table(
     Long names are folded on a screen, but not in what other programs read.
     """
     table = Table(
-        title=escape(title) if title else None,
+        title=title,
         title_justify="left",
         box=None,
         pad_edge=False,
@@ -117,20 +125,25 @@ def show_table(
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
-    console = stdout if stdout.is_terminal else Console(highlight=False, width=10_000)
+        table.add_row(*row)
+    print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """Print a table as wide as the screen, or as wide as it likes where there is none."""
+    console = stdout if stdout.is_terminal else Console(width=10_000, **_PLAIN)
     console.print(table)
 
 
 def show_notes(notes: Iterable[str]) -> None:
     for note in notes:
-        stderr.print(f"note: {note}", markup=False, soft_wrap=True)
+        stderr.print(f"note: {note}", soft_wrap=True)
 
 
 def show_problems(problems: Sequence[str]) -> None:
     for problem in problems:
-        stderr.print("[bold red]error:[/] ", end="")
-        stderr.print(problem, markup=False, soft_wrap=True)
+        stderr.print("error: ", style="bold red", end="")
+        stderr.print(problem, soft_wrap=True)
 
 
 def number(value: float, form: str = "{:.2f}") -> str:
@@ -155,14 +168,14 @@ def show_energies(layers: Mapping[str, Mapping[str, Any]]) -> None:
             f"({least}); more with a larger --rank, all of it in a full model. Each layer is in "
             "merge.json"
         )
-    stdout.print(text, markup=False, soft_wrap=True)
+    stdout.print(text, soft_wrap=True)
 
 
 @contextmanager
 def trial_bar(*, quiet: bool) -> Iterator[Callable[..., None]]:
     """A bar of trials; what it yields is told of each one."""
     bars = Bars(
-        TextColumn("{task.description}"),
+        PlainColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

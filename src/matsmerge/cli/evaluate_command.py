@@ -11,7 +11,6 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
-    TextColumn,
     TimeRemainingColumn,
 )
 
@@ -175,10 +174,10 @@ class _Bar:
 @contextmanager
 def _bar(num_examples: int, *, quiet: bool) -> Iterator[_Bar]:
     columns = (
-        TextColumn("{task.description}", markup=False),
+        display.PlainColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("examples, left"),
+        display.PlainColumn("examples, left"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=display.stderr, disable=quiet) as bars:
@@ -187,7 +186,7 @@ def _bar(num_examples: int, *, quiet: bool) -> Iterator[_Bar]:
 
 def _show(results: "Results", target: Path | None) -> None:
     # As a table's title it would be folded to the table's width.
-    display.stdout.print(results.title, markup=False, soft_wrap=True)
+    display.stdout.print(results.title, soft_wrap=True)
     display.show_table(*results.cells())
     if target is not None:
-        display.stdout.print(f"results and predictions in {target}", markup=False, soft_wrap=True)
+        display.stdout.print(f"results and predictions in {target}", soft_wrap=True)

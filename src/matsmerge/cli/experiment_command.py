@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 
 from matsmerge.cli import display
 from matsmerge.cli.options import RUNNING, Quiet
@@ -44,7 +44,7 @@ def list_suites() -> None:
         needs = "packages" if suite.offline else "Hugging Face hub"
         rows.append((name, suite.title, ", ".join(suite.variants), str(len(suite.seeds)), needs))
     display.show_table(("suite", "what it is", "variants", "seeds", "needs"), rows)
-    display.stdout.print("run one with: mats experiment run SUITE", markup=False)
+    display.stdout.print("run one with: mats experiment run SUITE")
 
 
 @experiment.command()
@@ -121,7 +121,7 @@ def compare(
     if len(folders) < 2:
         raise DataError("give two runs or more to compare")
     for title, header, rows in compare_runs({str(f): read_results(f) for f in folders}):
-        display.stdout.print(title, markup=False, style="bold")
+        display.stdout.print(title, style="bold")
         display.show_table(header, rows)
 
 
@@ -138,13 +138,13 @@ def demo(
 
     suite = find_suite("demo")
     if not quiet:
-        display.stdout.print(f"{suite.title}. {suite.about}", markup=False)
+        display.stdout.print(f"{suite.title}. {suite.about}")
     begin = time.perf_counter()
     with watching(quiet=quiet) as watcher:
         results = run_suite(suite, out, num_workers=workers, watcher=watcher)
     finish(results, out, quiet=quiet)
     if not quiet:
-        display.stdout.print(f"took {time.perf_counter() - begin:.0f} s", markup=False)
+        display.stdout.print(f"took {time.perf_counter() - begin:.0f} s")
 
 
 def restrict(suite: "Suite", seeds: str | None, variants: str | None) -> "Suite":
@@ -206,12 +206,12 @@ class _Steps:
 
     def ended(self, step: "Step", seconds: float) -> None:
         self._running.remove(step.name)
-        self._bars.console.print(f"{step.name}: {seconds:.1f} s", markup=False, highlight=False)
+        self._bars.console.print(f"{step.name}: {seconds:.1f} s", highlight=False)
         self._bars.advance(self._bar)
         self._show()
 
     def noted(self, note: str) -> None:
-        self._bars.console.print(f"note: {note}", markup=False, highlight=False)
+        self._bars.console.print(f"note: {note}", highlight=False)
 
     def _show(self) -> None:
         self._bars.update(self._bar, description="; ".join(self._running) or "done")
@@ -221,10 +221,10 @@ class _Steps:
 def watching(*, quiet: bool) -> Iterator[_Steps]:
     """Show what is going on."""
     columns = (
-        TextColumn("{task.description}", markup=False),
+        display.PlainColumn("{task.description}"),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
-        TextColumn("steps"),
+        display.PlainColumn("steps"),
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=display.stderr, disable=quiet) as bars:
@@ -240,6 +240,6 @@ def finish(results: "SuiteResults", folder: Path, *, quiet: bool) -> None:
     if quiet:
         return
     for title, header, rows in score_tables(results):
-        display.stdout.print(title, markup=False, style="bold")
+        display.stdout.print(title, style="bold")
         display.show_table(header, rows)
-    display.stdout.print(f"report: {folder / REPORT}", markup=False, soft_wrap=True)
+    display.stdout.print(f"report: {folder / REPORT}", soft_wrap=True)

@@ -88,4 +88,4 @@ def extract_lora(
     elif not quiet:
         display.show_notes(prepared.notes)
         display.show_energies(layers)
-        display.stdout.print(f"the LoRA is in {target}", markup=False)
+        display.stdout.print(f"the LoRA is in {target}")

@@ -166,7 +166,7 @@ def _show_one(checkpoint: "Checkpoint", *, as_json: bool) -> None:
     columns = ("kind", "tensors", "parameters", "size", "dtypes")
     display.show_table(columns, rows, title=checkpoint.label)
     for name, kept in list(checkpoint.aliases.items())[:_MAX_LISTED]:
-        display.stdout.print(f"tied: {name} is {kept}", markup=False)
+        display.stdout.print(f"tied: {name} is {kept}")
     if len(checkpoint.aliases) > _MAX_LISTED:
         display.stdout.print(f"and {len(checkpoint.aliases) - _MAX_LISTED} more that are tied")
     display.stdout.print(f"fingerprint: {fingerprint(checkpoint)[:16]}")
@@ -193,9 +193,9 @@ def _show_difference(
         ([f"{n}: {first.specs[n]} / {second.specs[n]}" for n in found.other_dtype], "other dtype"),
     ):
         if names:
-            display.stdout.print(f"{title} ({len(names)})", style="bold", markup=False)
+            display.stdout.print(f"{title} ({len(names)})", style="bold")
             for name in names[:_MAX_LISTED]:
-                display.stdout.print(f"  {name}", markup=False)
+                display.stdout.print(f"  {name}")
             if len(names) > _MAX_LISTED:
                 display.stdout.print(f"  and {len(names) - _MAX_LISTED} more")
     rows = [(name, f"{distance:.3%}") for name, distance in found.changed.items()]

@@ -1,115 +1,79 @@
-"""`mats`: commands, and what their exit codes mean.
+"""`mats` from its first moment on: signals, output, and what exit codes mean.
 
 0: done. 1: something the user can put right (also a wrong option). 2: a bug of ours.
-130: interrupted.
+130, 143: interrupted by Ctrl-C, by SIGTERM. Nothing heavy is imported before signals are heard.
 """
 
+import os
+import signal
 import sys
-from typing import Annotated, Any
+from collections.abc import Sequence
 
-import typer
-
-from matsmerge.cli import (
-    collect_command,
-    cost_command,
-    display,
-    evaluate_command,
-    experiment_command,
-    extract_command,
-    inspect_command,
-    merge_command,
-    report_command,
-    stats_command,
-    train_command,
-    tune_command,
-)
-from matsmerge.errors import MatsError, machine_gave_out
-from matsmerge.version import __version__
-
-# The root of what typer raises for a wrong command line: click's class, or that of typer's own
-# copy of click, depending on its version.
-_CommandError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
-
-_INTERRUPTED = 130
-
-app = typer.Typer(
-    name="mats",
-    help="Merge fine-tuned models into one, without training again.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("train")(train_command.train)
-app.command("collect")(collect_command.collect)
-app.command("merge")(merge_command.merge)
-app.command("evaluate")(evaluate_command.evaluate)
-app.command("tune")(tune_command.tune)
-app.command("extract-lora")(extract_command.extract_lora)
-app.command("cost")(cost_command.cost)
-app.command("inspect")(inspect_command.inspect)
-app.command("report")(report_command.report)
-app.command("demo")(experiment_command.demo)
-app.add_typer(experiment_command.experiment, name="experiment")
-app.add_typer(stats_command.app, name="stats")
-
-
-def _version(value: bool) -> None:
-    if value:
-        display.stdout.print(__version__)
-        raise typer.Exit
-
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
-    ] = False,
-) -> None:
-    """Merge fine-tuned models into one, without training again."""
-
-
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of recipes, for editors that check YAML as you type."""
-    import json
-
-    from matsmerge.recipes.schema import recipe_schema
-
-    print(json.dumps(recipe_schema(), indent=2))
+from matsmerge.cli.interruption import Listener
+from matsmerge.cli.streams import output_failure, protect_streams
 
 
 def main() -> None:
     """Run a command and exit."""
-    sys.exit(run(sys.argv[1:]))
+    listener = Listener()
+    listener.begin()
+    protect_streams()
+    import matsmerge.cli.commands  # noqa: F401
 
-
-def run(arguments: list[str]) -> int:
-    """Run a command; returns its exit code."""
+    code = 1
     try:
-        result = app(arguments or ["--help"], prog_name="mats", standalone_mode=False)
-        if result == _INTERRUPTED:  # how newer versions of typer report Ctrl-C
-            raise KeyboardInterrupt
-        return result if isinstance(result, int) else 0
-    except MatsError as error:
-        display.show_problems(error.problems)
-    except (KeyboardInterrupt, typer.Abort):
-        display.show_problems([f"interrupted{_how_to_continue(arguments)}"])
-        return _INTERRUPTED
-    except _CommandError as error:
-        display.show_problems([error.format_message()])
-        display.stderr.print("see mats --help or mats COMMAND --help")
-    except Exception as error:
-        if machine_gave_out(error):
-            display.show_problems([f"{_gave_out(error)}{_how_to_continue(arguments)}"])
-            return 1
-        import traceback
+        listener.starting = False
+        code = run(sys.argv[1:], listener)
+    except KeyboardInterrupt:  # between two lines of `run`
+        listener.end()
+        code = _interrupted(sys.argv[1:], listener.number)
+    listener.end()
+    if listener.number is not None:  # nothing may be waited for that a signal left half done
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
-        display.stderr.print(traceback.format_exc(), markup=False)
-        display.show_problems(
-            ["this is a bug in matsmerge, please report it with the lines above; nothing was lost"]
-        )
-        return 2
+
+def run(arguments: Sequence[str], listener: Listener | None = None) -> int:
+    """Run a command; returns its exit code."""
+    from matsmerge.cli import display
+    from matsmerge.cli.commands import CommandError, call
+    from matsmerge.errors import MatsError, OutputError, machine_gave_out
+
+    code = 1
+    try:
+        _check_text(arguments)
+        code = call(arguments or ["--help"])
+        failure = output_failure()
+        if failure is not None:
+            raise OutputError(f"standard output: cannot be written ({failure})")
+        return code
+    except (Exception, KeyboardInterrupt) as error:
+        received = listener.number if listener else None
+        # What else fails after a signal fails because of it: workers that ended, say.
+        if received is not None or isinstance(error, KeyboardInterrupt):
+            if listener:
+                listener.end()
+            return _interrupted(arguments, received or _number_of(error))
+        if isinstance(error, MatsError):
+            display.show_problems(error.problems)
+        elif isinstance(error, CommandError):
+            display.show_problems([error.format_message()])
+            display.stderr.print("see mats --help or mats COMMAND --help")
+        elif machine_gave_out(error):
+            display.show_problems([f"{_gave_out(error)}{_how_to_continue(arguments)}"])
+        else:
+            import traceback
+
+            display.stderr.print(traceback.format_exc(), soft_wrap=True)
+            display.show_problems(
+                [
+                    "this is a bug in matsmerge, please report it with the lines above; nothing "
+                    "was lost"
+                ]
+            )
+            return 2
     return 1
 
 
@@ -121,11 +85,38 @@ def _gave_out(error: Exception) -> str:
     )
 
 
-def _how_to_continue(arguments: list[str]) -> str:
-    match arguments[:2]:
+def _check_text(arguments: Sequence[str]) -> None:
+    """Refuse names that no model card or manifest could hold."""
+    from matsmerge.errors import RecipeError
+
+    problems = []
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            shown = argument.encode(errors="backslashreplace").decode()
+            problems.append(f"'{shown}': holds bytes that are no UTF-8; rename it, or use a link")
+    if problems:
+        raise RecipeError(problems)
+
+
+def _number_of(error: BaseException) -> int:
+    """The signal that an exception is about; those that do not say are about Ctrl-C."""
+    return next((a for a in error.args if isinstance(a, int)), signal.SIGINT)
+
+
+def _interrupted(arguments: Sequence[str], number: int | None) -> int:
+    from matsmerge.cli import display
+
+    display.show_problems([f"interrupted{_how_to_continue(arguments)}"])
+    return 128 + (number or signal.SIGINT)
+
+
+def _how_to_continue(arguments: Sequence[str]) -> str:
+    match list(arguments[:2]):
         case ["merge" | "collect" | "train" | "tune", *_]:
             return "; continue with --resume"
-        case ["demo"] | ["demo", _] | ["experiment", "run" | "resume"]:
+        case ["demo", *_] | ["experiment", "run" | "resume"]:
             return "; the same command continues"
     return ""
 

@@ -217,7 +217,8 @@ def merge(
         typer.Option(
             metavar="LIST",
             help="Write a model for each of these iterations, from one run: 10,20,50 or "
-            "10:100:10. They go to OUT/iteration-N.",
+            # With the backslash, 100 between colons is no emoji.
+            "10:100\\:10. They go to OUT/iteration-N.",
             rich_help_panel=_SOLVING,
         ),
     ] = None,
@@ -423,7 +424,7 @@ def merge(
         show_solutions(manifest)
         display.show_energies(manifest.get("lora", {}))
         num = len(prepared.alignment.models)
-        display.stdout.print(f"{num} models merged into {out}", markup=False)
+        display.stdout.print(f"{num} models merged into {out}")
 
 
 def _parse_list(text: str | None) -> list[int]:

@@ -123,7 +123,7 @@ def show_solutions(manifest: dict[str, Any]) -> None:
         left = f", objective {falls[len(falls) // 2]:.1%} of the init's (median)" if falls else ""
         num = f"{len(reports)} layer{'s' if len(reports) > 1 else ''}"
         text = f"{num}, {objective}{how}{left}: {Status[status.upper()].value}"
-        display.stdout.print(text, markup=False, soft_wrap=True)
+        display.stdout.print(text, soft_wrap=True)
 
 
 def _span(numbers: list[int]) -> str:

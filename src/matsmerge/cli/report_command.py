@@ -81,4 +81,4 @@ def report(
     if not quiet:
         for path in chosen:
             if path is not None:
-                display.stdout.print(f"written: {path}", markup=False, soft_wrap=True)
+                display.stdout.print(f"written: {path}", soft_wrap=True)

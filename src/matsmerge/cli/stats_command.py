@@ -58,9 +58,7 @@ def combine(
     save_statistics(combined, out, dtype)
     if not quiet:
         sizes = " + ".join(str(part.header.num_examples) for part in parts)
-        display.stdout.print(
-            f"{sizes} = {combined.header.num_examples} examples in {out}", markup=False
-        )
+        display.stdout.print(f"{sizes} = {combined.header.num_examples} examples in {out}")
 
 
 def inspect(path: str, model: str | None, *, quiet: bool, as_json: bool) -> None:
@@ -73,7 +71,7 @@ def inspect(path: str, model: str | None, *, quiet: bool, as_json: bool) -> None
     if model is not None:
         check_belongs(statistics, open_checkpoint(model))
         if not quiet:
-            display.stdout.print(f"{path} was collected from {model}", markup=False)
+            display.stdout.print(f"{path} was collected from {model}")
         return
     rows = list(_matrices(statistics, quiet=quiet or as_json))
     if as_json:
@@ -131,9 +129,9 @@ def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
         "loss": f"{header.options.reduction} over tokens",
         "versions": ", ".join(f"{name} {v}" for name, v in header.versions.items()),
     }
-    display.stdout.print(path, style="bold", markup=False)
+    display.stdout.print(path, style="bold")
     for name, value in facts.items():
-        display.stdout.print(f"{name + ':':10} {value}", markup=False, soft_wrap=True)
+        display.stdout.print(f"{name + ':':10} {value}", soft_wrap=True)
     display.stdout.print()
     collect_command.show_kinds(statistics)
     for kind, title in (

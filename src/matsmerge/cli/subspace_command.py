@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -77,7 +76,7 @@ def inspect(path: str, other: str | None, asked: Asked, *, quiet: bool, as_json:
         return
     _show(view)
     if target is not None and not quiet:
-        display.stdout.print(f"figure in {target}", markup=False, soft_wrap=True)
+        display.stdout.print(f"figure in {target}", soft_wrap=True)
 
 
 def _open_statistics_alone(path: str, other: str | None, asked: Asked) -> "list[Task]":
@@ -198,7 +197,7 @@ def _show(view: "SubspaceView") -> None:
     if view.skipped:
         display.stdout.print()
     for why, weights in view.skipped.items():
-        display.stdout.print(f"left out: {len(weights)} {why}", markup=False, soft_wrap=True)
+        display.stdout.print(f"left out: {len(weights)} {why}", soft_wrap=True)
 
 
 def _show_layers(view: "SubspaceView") -> None:
@@ -237,10 +236,7 @@ def _show_overlaps(view: "SubspaceView") -> None:
         expected = [view.overlap_at_random(a, b) for b in others]
         cells = [_heat_cell(view.overlap(a, b)) for b in range(len(view.tasks))]
         table.add_row(Text(f"{a + 1} {name}"), *cells, number(mean(expected)))
-    console = display.stdout
-    if not console.is_terminal:
-        console = Console(highlight=False, width=10_000)
-    console.print(table)
+    display.print_table(table)
 
 
 def _heat_cell(value: float) -> Text:

@@ -12,7 +12,6 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     TaskID,
-    TextColumn,
     TimeRemainingColumn,
 )
 
@@ -316,12 +315,12 @@ class _Bar:
 @contextmanager
 def _bar(*, quiet: bool) -> Iterator[_Bar]:
     columns = (
-        TextColumn("{task.description}"),
+        display.PlainColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("batches"),
-        TextColumn("{task.fields[said]}"),
-        TextColumn("left at most"),
+        display.PlainColumn("batches"),
+        display.PlainColumn("{task.fields[said]}"),
+        display.PlainColumn("left at most"),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=display.stderr, disable=quiet) as bars:
@@ -355,6 +354,5 @@ def _show(trained: "Trained") -> None:
     display.stdout.print(
         f"{manifest['num_steps']} batches{early}; the state after batch {manifest['kept']} is in "
         f"{trained.folder}",
-        markup=False,
         soft_wrap=True,
     )

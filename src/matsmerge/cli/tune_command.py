@@ -38,7 +38,7 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="KEY=VALUES",
-            help="What to try, e.g. scale=0:1:0.1, iterations=10:100:10 (all from one run), "
+            help="What to try, e.g. scale=0:1:0.1, iterations=10:100\\:10 (all from one run), "
             "density=0.1,0.2,0.3, off_diagonal=0.1:1:0.1, weight.sst2=0.5,1,2, "
             "init.scale=0.1:0.5:0.1. "
             "Repeatable: all combinations.",
@@ -136,9 +136,7 @@ def tune(
         )
     elif not quiet:
         _show(found)
-        display.stdout.print(
-            f"the recipe, the model and all trials are in {found.folder}", markup=False
-        )
+        display.stdout.print(f"the recipe, the model and all trials are in {found.folder}")
 
 
 def _parse_search(given: list[str]) -> dict[str, str]:
@@ -173,7 +171,7 @@ def _show(found: "Tuned") -> None:
     titles = [f"{task}, {found.metrics[task]}" for task in tasks]
     display.show_table(("tried", *titles, "mean"), rows)
     if len(order) > _MAX_SHOWN:
-        display.stdout.print(f"and {len(order) - _MAX_SHOWN} more in tuning.json", markup=False)
+        display.stdout.print(f"and {len(order) - _MAX_SHOWN} more in tuning.json")
     display.show_notes(
         [f"{describe(t.choice)}: {t.failure}" for t in found.trials if t.failure is not None]
     )

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
@@ -18,7 +17,13 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from matsmerge.checkpoints.checkpoint import first_line
-from matsmerge.engine.machine import default_memory_bytes, die_with, num_cores
+from matsmerge.engine.machine import (
+    become_worker,
+    default_memory_bytes,
+    die_with,
+    num_cores,
+    starting_workers,
+)
 from matsmerge.errors import ResourceError, machine_gave_out
 
 _SECONDS_TO_WAIT = 1.0  # for a result, before it is seen whether there can be one
@@ -88,7 +93,9 @@ class LocalExecutor:
                     or sum(running.values()) + job.peak_bytes > self.max_bytes
                 ):
                     yield from _take(running, pool)
-                running[pool.submit(function, job)] = job.peak_bytes
+                with starting_workers():
+                    future = pool.submit(function, job)
+                running[future] = job.peak_bytes
             while running:
                 yield from _take(running, pool)
         except BrokenProcessPool as error:
@@ -137,7 +144,7 @@ def _enter_copy(function: Callable[[Any], Any], parent: int) -> None:
     """Begin as a forked worker: the parent deals with Ctrl-C, and takes us along when it dies."""
     global _function
     _function = function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    become_worker()
     die_with(parent)
     torch.set_num_threads(1)
 

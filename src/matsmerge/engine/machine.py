@@ -4,6 +4,8 @@ import ctypes
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from matsmerge.errors import RecipeError
@@ -93,6 +95,30 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+@contextmanager
+def starting_workers() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until processes have been started, half of which would hang.
+
+    They inherit that signals wait, so that nothing reaches them before `become_worker`.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def become_worker() -> None:
+    """Leave Ctrl-C to the parent, and end at SIGTERM without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def die_with(parent: int) -> None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -227,9 +226,9 @@ class Results:
         heads, rows = self.cells()
         table = Table(box=None, pad_edge=False)
         for i, head in enumerate(heads):
-            table.add_column(escape(head), justify="left" if i == 0 else "right")
+            table.add_column(Text(head), justify="left" if i == 0 else "right")
         for row in rows:
-            table.add_row(*map(escape, row))
+            table.add_row(*map(Text, row))
         return Group(Text(self.title), table)
 
 

@@ -4,7 +4,6 @@ import errno
 import json
 import multiprocessing
 import os
-import signal
 import sys
 import threading
 import time
@@ -19,7 +18,7 @@ from typing import Any, Protocol
 
 import yaml
 
-from matsmerge.engine.machine import die_with, num_cores
+from matsmerge.engine.machine import become_worker, die_with, num_cores, starting_workers
 from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
 from matsmerge.experiments.hub_check import check_hub
 from matsmerge.experiments.provenance import origin
@@ -227,12 +226,20 @@ def _pool(num_workers: int) -> Executor:
     """Processes that stay for several steps; or just this one."""
     if num_workers == 1:
         return _Here()
-    return ProcessPoolExecutor(
+    return _Processes(
         num_workers,
         multiprocessing.get_context("spawn"),
         initializer=_begin,
         initargs=(max(1, num_cores() // num_workers),),
     )
+
+
+class _Processes(ProcessPoolExecutor):
+    """Processes that Ctrl-C does not reach, from their first moment on; we take them along."""
+
+    def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> "Future[Any]":
+        with starting_workers():
+            return super().submit(function, *arguments, **keywords)
 
 
 class _Here(Executor):
@@ -264,7 +271,7 @@ def _begin(num_threads: int) -> None:
     """Begin as a worker: the parent deals with Ctrl-C, and takes us along when it dies."""
     import torch
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    become_worker()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

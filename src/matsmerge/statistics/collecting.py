@@ -146,7 +146,7 @@ def run(
             if partial is not None and (interruption.is_asked or partial.is_due):
                 partial.save(collection)
             if interruption.is_asked:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(interruption.number)
         if not collection.num_examples and process.num_processes == 1:
             raise DataError("there is no data: not a single batch to collect from")
         total = add_over_processes(collection.statistics(model, (data,)))

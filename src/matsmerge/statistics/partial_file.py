@@ -105,7 +105,11 @@ class Interruption:
     """Whether somebody asked to stop. Asking twice stops at once."""
 
     def __init__(self) -> None:
-        self.is_asked = False
+        self.number: int | None = None  # of the signal by which somebody asked
+
+    @property
+    def is_asked(self) -> bool:
+        return self.number is not None
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -114,10 +118,10 @@ class Interruption:
             yield
             return
 
-        def ask(_number: int, _frame: FrameType | None) -> None:
+        def ask(number: int, _frame: FrameType | None) -> None:
             if self.is_asked:
-                raise KeyboardInterrupt
-            self.is_asked = True
+                raise KeyboardInterrupt(number)
+            self.number = number
 
         before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
