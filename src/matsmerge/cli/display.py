@@ -31,7 +31,7 @@ class PlainColumn(TextColumn):
     """A progress bar's text, printed as it is."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text)
+        super().__init__(text, markup=False)
 
 
 class ProgressBars:
