@@ -241,3 +241,21 @@ def test_inputs_larger_than_the_memory_allowed(
     assert result.returncode == 0, result.stderr
     merged = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(merged["w3"], torch.full((15_000_000,), 2.0))
+
+
+@pytest.mark.parametrize(
+    "failure", [MemoryError(), RuntimeError("x: not enough memory: you tried to allocate 9 bytes")]
+)
+def test_want_of_memory_is_no_bug(
+    mats: Run,
+    models: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Exception,
+) -> None:
+    def fail(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(merge_command, "_check_memory", fail)
+    code, _, err = mats("merge", "--model", models[0], "-o", tmp_path / "out")
+    assert (code, err) == (1, "error: memory gave out; continue with --resume\n")

@@ -9,6 +9,7 @@ import typer
 
 from matsmerge.cli import display
 from matsmerge.cli.options import RUNNING, AsJson, BatchSize, MaxTokens, Quiet
+from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 
 if TYPE_CHECKING:
     from matsmerge.statistics.data_collecting import PreparedCollection
@@ -67,7 +68,12 @@ def collect(
         str, typer.Option(help="log p(y|x) as the sum or the mean over the tokens of y.")
     ] = "sum",
     num_samples: Annotated[
-        int, typer.Option(help="Answers drawn per example, where the true Fisher is sampled.")
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_SAMPLES,
+            help="Answers drawn per example, where the true Fisher is sampled.",
+        ),
     ] = 1,
     parameters: Annotated[
         list[str] | None,
@@ -88,14 +94,21 @@ def collect(
         bool,
         typer.Option("--no-bias", help="Do not keep the mean inputs that joining biases needs."),
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of everything random.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=1 - NUM_SEEDS, max=NUM_SEEDS - 1, help="Of everything random.")
+    ] = 0,
     dtype: Annotated[
         str,
         typer.Option(help="Of the file: float32, bfloat16 (half the size, 3 digits), float64."),
     ] = "float32",
     num_examples: Annotated[
         int,
-        typer.Option(min=0, help="The first so many examples; 0: all.", rich_help_panel=_DATA),
+        typer.Option(
+            min=0,
+            max=MOST_COUNTED,
+            help="The first so many examples; 0: all.",
+            rich_help_panel=_DATA,
+        ),
     ] = 1000,
     shuffle: Annotated[
         bool,
@@ -119,6 +132,7 @@ def collect(
         int | None,
         typer.Option(
             min=1,
+            max=MOST_AT_ONCE,
             help="Tokens to cut texts to. Default: what the model takes, at most 512.",
             rich_help_panel=_DATA,
         ),

@@ -10,6 +10,7 @@ import typer
 from matsmerge.cli import display
 from matsmerge.cli.options import AsJson
 from matsmerge.errors import RecipeError
+from matsmerge.limits import MOST_COUNTED, MOST_ITERATIONS
 
 if TYPE_CHECKING:
     from matsmerge.costs.formulas import Setting
@@ -26,17 +27,30 @@ def cost(
         typer.Option(metavar="MODEL", help="Instead of a recipe: a model or adapter like those."),
     ] = None,
     num_models: Annotated[
-        int | None, typer.Option(min=1, help="How many are merged. Default: the recipe's, or 8.")
+        int | None,
+        typer.Option(
+            min=1, max=MOST_COUNTED, help="How many are merged. Default: the recipe's, or 8."
+        ),
     ] = None,
     num_examples: Annotated[
-        int, typer.Option(min=1, help="Examples of each model's statistics.")
+        int, typer.Option(min=1, max=MOST_COUNTED, help="Examples of each model's statistics.")
     ] = 1000,
     tokens_per_example: Annotated[
-        float, typer.Option(min=0, help="Tokens of an example; the paper's tasks have 138.5.")
+        float,
+        typer.Option(
+            min=0, max=MOST_COUNTED, help="Tokens of an example; the paper's tasks have 138.5."
+        ),
     ] = 138.5,
-    iterations: Annotated[int, typer.Option(min=1, help="Of conjugate gradients.")] = 100,
+    iterations: Annotated[
+        int, typer.Option(min=1, max=MOST_ITERATIONS, help="Of conjugate gradients.")
+    ] = 100,
     training_batches: Annotated[
-        int, typer.Option(min=0, help="Batches of 1,024 for multitask training, to compare with.")
+        int,
+        typer.Option(
+            min=0,
+            max=MOST_COUNTED,
+            help="Batches of 1,024 for multitask training, to compare with.",
+        ),
     ] = 2000,
     measure: Annotated[
         bool,

@@ -16,6 +16,7 @@ from rich.progress import (
 
 from matsmerge.cli import display
 from matsmerge.cli.options import RUNNING, AsJson, BatchSize, MaxTokens, Quiet
+from matsmerge.limits import MOST_COUNTED
 
 if TYPE_CHECKING:
     from matsmerge.evaluation.results import Results
@@ -71,7 +72,10 @@ def evaluate(
     num_examples: Annotated[
         int,
         typer.Option(
-            min=0, help="The first so many of each task; 0: all.", rich_help_panel=RUNNING
+            min=0,
+            max=MOST_COUNTED,
+            help="The first so many of each task; 0: all.",
+            rich_help_panel=RUNNING,
         ),
     ] = 0,
     batch_size: BatchSize = 32,

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 
 from matsmerge.cli import display
 from matsmerge.cli.options import RUNNING, Quiet
+from matsmerge.limits import MOST_COUNTED
 
 if TYPE_CHECKING:
     from matsmerge.experiments.results import SuiteResults
@@ -26,6 +27,7 @@ _Workers = Annotated[
     int | None,
     typer.Option(
         min=1,
+        max=MOST_COUNTED,
         help="Steps at once. Default: as many as there are cores.",
         rich_help_panel=RUNNING,
     ),

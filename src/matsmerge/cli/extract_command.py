@@ -8,6 +8,7 @@ import typer
 
 from matsmerge.cli import display
 from matsmerge.cli.options import RUNNING, AsJson, Quiet
+from matsmerge.limits import MOST_RANK
 
 
 def extract_lora(
@@ -15,7 +16,7 @@ def extract_lora(
         str, typer.Argument(help="A full model: folder, or hub id with an optional @revision.")
     ],
     base: Annotated[str, typer.Option(metavar="MODEL", help="The model it was fine-tuned from.")],
-    rank: Annotated[int, typer.Option(min=1, help="Rank of the LoRA.")],
+    rank: Annotated[int, typer.Option(min=1, max=MOST_RANK, help="Rank of the LoRA.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the adapter to.")],
     modules: Annotated[
         list[str] | None,

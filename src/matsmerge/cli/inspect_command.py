@@ -10,6 +10,7 @@ import typer
 
 from matsmerge.cli import display, stats_command, subspace_command
 from matsmerge.cli.options import RUNNING, AsJson
+from matsmerge.limits import MOST_RANK
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
@@ -69,7 +70,12 @@ def inspect(
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(help="Directions of each subspace, at most.", rich_help_panel=_SUBSPACES),
+        typer.Option(
+            min=1,
+            max=MOST_RANK,
+            help="Directions of each subspace, at most.",
+            rich_help_panel=_SUBSPACES,
+        ),
     ] = None,
     energy: Annotated[
         float | None,

@@ -1,6 +1,7 @@
 """`mats merge`."""
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ from matsmerge.cli import display
 from matsmerge.cli.merge_display import describe, show_plan, show_solutions
 from matsmerge.cli.options import RUNNING, AsJson, Quiet
 from matsmerge.errors import RecipeError
+from matsmerge.limits import MOST_COUNTED, MOST_ITERATIONS, MOST_KEPT, NUM_SEEDS
 
 if TYPE_CHECKING:
     from matsmerge.engine.executor import LocalExecutor
@@ -86,7 +88,12 @@ def merge(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the random choice (dare_*).", rich_help_panel=_WITHOUT_FILE),
+        typer.Option(
+            min=0,
+            max=NUM_SEEDS - 1,
+            help="Seed of the random choice (dare_*).",
+            rich_help_panel=_WITHOUT_FILE,
+        ),
     ] = None,
     statistics: Annotated[
         list[str] | None,
@@ -134,7 +141,13 @@ def merge(
         typer.Option(metavar="NAME", help="cg or closed_form.", rich_help_panel=_SOLVING),
     ] = None,
     iterations: Annotated[
-        int | None, typer.Option(help="Of conjugate gradients.", rich_help_panel=_SOLVING)
+        int | None,
+        typer.Option(
+            min=0,
+            max=MOST_ITERATIONS,
+            help="Of conjugate gradients.",
+            rich_help_panel=_SOLVING,
+        ),
     ] = None,
     tolerance: Annotated[
         float | None,
@@ -310,7 +323,12 @@ def merge(
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Jobs at once. Default: all cores.", rich_help_panel=RUNNING),
+        typer.Option(
+            min=1,
+            max=MOST_COUNTED,
+            help="Jobs at once. Default: all cores.",
+            rich_help_panel=RUNNING,
+        ),
     ] = None,
     shard_size: Annotated[
         str, typer.Option(metavar="SIZE", help="Largest file to write.", rich_help_panel=RUNNING)
@@ -371,7 +389,7 @@ def merge(
         "dtype": dtype,
         "trajectory": _parse_list(trajectory),
         "output": output,
-        "rank": int(rank) if rank is not None and rank.isdecimal() else rank,
+        "rank": int(rank) if rank is not None and re.fullmatch(r"[0-9]{1,9}", rank) else rank,
         "align": align,
     }
     if recipe is not None:
@@ -434,11 +452,18 @@ def _parse_list(text: str | None) -> list[int]:
     try:
         if ":" in text:
             first, last, step = map(int, text.split(":"))
-            numbers = list(range(first, last + 1, step))
+            num = (last - first) // step + 1
+            numbers = list(range(first, last + 1, step)) if num <= MOST_KEPT else []
         else:
             numbers = [int(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
+            num = len(numbers)
+    except (ValueError, ZeroDivisionError):
+        numbers, num = [], 0
+    if num > MOST_KEPT:
+        raise RecipeError(
+            f"--trajectory: '{text}' are {num:,} models to write; at most {MOST_KEPT:,} are "
+            "possible, take larger steps"
+        )
     if not numbers:
         raise RecipeError(f"--trajectory: expected 10,20,50 or 10:100:10, found '{text}'")
     return numbers

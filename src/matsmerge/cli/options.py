@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from matsmerge.limits import MOST_AT_ONCE
+
 RUNNING = "Running"  # the panel of options that change how, not what
 
 Quiet = Annotated[
@@ -13,8 +15,17 @@ AsJson = Annotated[
     bool, typer.Option("--json", help="Print the result as JSON.", rich_help_panel=RUNNING)
 ]
 BatchSize = Annotated[
-    int, typer.Option(min=1, help="Examples at once, at most.", rich_help_panel=RUNNING)
+    int,
+    typer.Option(
+        min=1, max=MOST_AT_ONCE, help="Examples at once, at most.", rich_help_panel=RUNNING
+    ),
 ]
 MaxTokens = Annotated[
-    int, typer.Option(min=1, help="Tokens at once, at most, with padding.", rich_help_panel=RUNNING)
+    int,
+    typer.Option(
+        min=1,
+        max=MOST_AT_ONCE,
+        help="Tokens at once, at most, with padding.",
+        rich_help_panel=RUNNING,
+    ),
 ]

@@ -17,6 +17,7 @@ from rich.progress import (
 
 from matsmerge.cli import display
 from matsmerge.cli.options import RUNNING, AsJson, Quiet
+from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_RANK, NUM_SEEDS
 
 if TYPE_CHECKING:
     from matsmerge.training.training import Trained
@@ -69,7 +70,11 @@ def train(
     ] = False,
     num_examples: Annotated[
         int,
-        typer.Option(min=0, help="Train on so many examples per task, drawn at random; 0: all."),
+        typer.Option(
+            min=0,
+            max=MOST_COUNTED,
+            help="Train on so many examples per task, drawn at random; 0: all.",
+        ),
     ] = 0,
     adapter: Annotated[
         str | None,
@@ -96,7 +101,8 @@ def train(
         ),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(help="Of LoRA. Default: 8.", rich_help_panel=_ADAPTER)
+        int | None,
+        typer.Option(min=1, max=MOST_RANK, help="Of LoRA. Default: 8.", rich_help_panel=_ADAPTER),
     ] = None,
     alpha: Annotated[
         float | None,
@@ -104,7 +110,9 @@ def train(
     ] = None,
     max_steps: Annotated[
         int | None,
-        typer.Option(help="Batches at most. Default: 5000.", rich_help_panel=_LENGTH),
+        typer.Option(
+            min=1, max=MOST_COUNTED, help="Batches at most. Default: 5000.", rich_help_panel=_LENGTH
+        ),
     ] = None,
     epochs: Annotated[
         float | None,
@@ -112,11 +120,18 @@ def train(
     ] = None,
     eval_every: Annotated[
         int,
-        typer.Option(help="Batches between checkpoints, each scored.", rich_help_panel=_LENGTH),
+        typer.Option(
+            min=1,
+            max=MOST_COUNTED,
+            help="Batches between checkpoints, each scored.",
+            rich_help_panel=_LENGTH,
+        ),
     ] = 100,
     patience: Annotated[
         int,
         typer.Option(
+            min=1,
+            max=MOST_COUNTED,
             help="Stop after so many checkpoints without improvement; the best one is kept.",
             rich_help_panel=_LENGTH,
         ),
@@ -125,6 +140,7 @@ def train(
         int,
         typer.Option(
             min=0,
+            max=MOST_COUNTED,
             help="Score on so many examples per task, at most, drawn at random; 0: all.",
             rich_help_panel=_LENGTH,
         ),
@@ -147,6 +163,8 @@ def train(
     batch_size: Annotated[
         int,
         typer.Option(
+            min=1,
+            max=MOST_AT_ONCE,
             help="Examples at once. The paper's batches have 1024: --accumulate 32.",
             rich_help_panel=_OPTIMIZER,
         ),
@@ -154,6 +172,8 @@ def train(
     accumulate: Annotated[
         int,
         typer.Option(
+            min=1,
+            max=MOST_COUNTED,
             help="Add up the gradients of so many, which then count as one batch.",
             rich_help_panel=_OPTIMIZER,
         ),
@@ -175,7 +195,10 @@ def train(
         ),
     ] = "mean",
     seed: Annotated[
-        int, typer.Option(help="Of everything random.", rich_help_panel=_OPTIMIZER)
+        int,
+        typer.Option(
+            min=0, max=NUM_SEEDS - 1, help="Of everything random.", rich_help_panel=_OPTIMIZER
+        ),
     ] = 0,
     bf16: Annotated[
         bool,

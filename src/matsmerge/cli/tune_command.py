@@ -9,6 +9,7 @@ import typer
 from matsmerge.cli import display
 from matsmerge.cli.options import RUNNING, AsJson, BatchSize, Quiet
 from matsmerge.errors import RecipeError
+from matsmerge.limits import MOST_COMBINATIONS, MOST_COUNTED, NUM_SEEDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,16 +55,23 @@ def tune(
     ] = None,
     trials: Annotated[
         int | None,
-        typer.Option(min=1, help="optuna: merges to try. Default: 50.", rich_help_panel=_SEARCH),
+        typer.Option(
+            min=1,
+            max=MOST_COMBINATIONS,
+            help="optuna: merges to try. Default: 50.",
+            rich_help_panel=_SEARCH,
+        ),
     ] = None,
     seed: Annotated[
-        int | None, typer.Option(help="Of the search.", rich_help_panel=_SEARCH)
+        int | None,
+        typer.Option(min=0, max=NUM_SEEDS - 1, help="Of the search.", rich_help_panel=_SEARCH),
     ] = None,
     split: Annotated[
         str | None, typer.Option(help="Of the tasks. Default: validation. Never test.")
     ] = None,
     num_examples: Annotated[
-        int | None, typer.Option(min=1, help="The first so many of each task. Default: all.")
+        int | None,
+        typer.Option(min=1, max=MOST_COUNTED, help="The first so many of each task. Default: all."),
     ] = None,
     allow_overlap: Annotated[
         bool,

@@ -19,6 +19,7 @@ import torch
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.engine.machine import (
     become_worker,
+    check_workers,
     default_memory_bytes,
     die_with,
     num_cores,
@@ -65,7 +66,7 @@ class LocalExecutor:
         *,
         fork: bool = False,
     ) -> None:
-        self.num_workers = num_workers or num_cores()
+        self.num_workers = num_cores() if num_workers is None else check_workers(num_workers)
         self.max_bytes = default_memory_bytes() if max_bytes is None else max_bytes
         self.fork = fork and sys.platform == "linux"
 

@@ -23,7 +23,9 @@ _UNITS = {
 }
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 _MIN_MEMORY_BYTES = 256_000_000  # enough for any merge; asking for less is up to the user
+_WORKERS_PER_CORE, _MIN_WORKERS_ALLOWED = 4, 32
 _PR_SET_PDEATHSIG = 1  # of Linux's sys/prctl.h
+_MAX_BYTES = 2**62  # more than any machine has
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -31,10 +33,10 @@ def parse_bytes(text: str) -> int:
     """`1.5GB`, `800 MiB` or `1000000` as a number of bytes."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([kmgt]i?)?b?\s*", text.lower())
     try:
-        num_bytes = int(float(match[1]) * _UNITS[match[2] or ""]) if match else 0
-        if num_bytes < 1:
+        num_bytes = float(match[1]) * _UNITS[match[2] or ""] if match else 0
+        if not 1 <= num_bytes <= _MAX_BYTES:
             raise ValueError
-        return num_bytes
+        return int(num_bytes)
     except (ValueError, KeyError):
         raise RecipeError(f"'{text}' is not a size; write it as 500MB, 4GB or 2GiB") from None
 
@@ -95,6 +97,17 @@ def num_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def check_workers(num_workers: int) -> int:
+    """Refuse more workers than could be of use; each is a process."""
+    most = max(_MIN_WORKERS_ALLOWED, _WORKERS_PER_CORE * num_cores())
+    if not 1 <= num_workers <= most:
+        raise RecipeError(
+            f"workers: {num_workers:,} at once, and this machine has {num_cores()} cores; give 1 "
+            f"to {most}, or leave it out for one on each core"
+        )
+    return num_workers
 
 
 @contextmanager

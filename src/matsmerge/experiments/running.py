@@ -18,7 +18,13 @@ from typing import Any, Protocol
 
 import yaml
 
-from matsmerge.engine.machine import become_worker, die_with, num_cores, starting_workers
+from matsmerge.engine.machine import (
+    become_worker,
+    check_workers,
+    die_with,
+    num_cores,
+    starting_workers,
+)
 from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
 from matsmerge.experiments.hub_check import check_hub
 from matsmerge.experiments.provenance import origin
@@ -84,6 +90,8 @@ def run_suite(
     continues where it was left, also with a suite that was changed: only what changed is done.
     """
     watcher = watcher or Silent()
+    if num_workers is not None:
+        check_workers(num_workers)
     folder = folder.absolute()
     _check_local(base, data)
     _check_folder(folder)

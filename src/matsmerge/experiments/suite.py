@@ -3,13 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.experiments.results import REFERENCES
 from matsmerge.experiments.sources import SOURCES
+from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_KEPT, NUM_SEEDS
 from matsmerge.methods import METHODS
 from matsmerge.methods.objectives import OBJECTIVES
 from matsmerge.statistics.options import make_options as statistics_options
@@ -52,7 +53,7 @@ class Variant(_Part):
     joint: dict[str, Any] | None = None  # what is different for one model of all tasks; None: no
     statistics: list[str] = ["gram"]
     split: str = "validation"  # that statistics are collected from
-    num_examples: int = Field(default=1000, ge=1)
+    num_examples: int = Field(default=1000, ge=1, le=MOST_COUNTED)
     expectation: Literal["empirical", "true"] = "empirical"
     heads: str | list[str] | None = None  # patterns of parameters that stay with their task
     base: str | Made | None = None  # instead of the suite's
@@ -98,13 +99,13 @@ class CurveStudy(Study):
     """Score and error against iterations."""
 
     curves: dict[str, str | dict[str, Any]]  # methods by the name of their curve
-    iterations: list[int]
+    iterations: list[int] = Field(max_length=MOST_KEPT)
 
 
 class CostStudy(Study):
     """Operations by formula, seconds by the clock."""
 
-    repeats: int = Field(default=3, ge=1)
+    repeats: int = Field(default=3, ge=1, le=MOST_KEPT)
 
 
 class LandscapeStudy(Study):
@@ -112,8 +113,8 @@ class LandscapeStudy(Study):
 
     layer: str
     tasks: list[str] = Field(min_length=2, max_length=3)
-    size: int = Field(default=25, ge=3)  # points on a side
-    num_examples: int = Field(default=200, ge=1)
+    size: int = Field(default=25, ge=3, le=MOST_KEPT)  # points on a side
+    num_examples: int = Field(default=200, ge=1, le=MOST_COUNTED)
 
 
 class IntermediateStudy(Study):
@@ -149,14 +150,14 @@ class Suite(_Part):
     offline: bool = False  # needs packages alone, nothing from the hub
     base: str | Made
     tasks: dict[str, SuiteTask] = Field(min_length=2)
-    seeds: list[int] = Field(default=[0], min_length=1)
+    seeds: list[Annotated[int, Field(lt=NUM_SEEDS)]] = Field(default=[0], min_length=1)
     variants: dict[str, Variant] = Field(min_length=1)
     methods: dict[str, MethodOfSuite] = Field(min_length=1)
     ensemble: bool = False
     paper: dict[str, str] = Field(default_factory=dict)  # variant -> column of the paper's tables
-    num_validation: int | None = Field(default=None, ge=1)
-    num_test: int | None = Field(default=None, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    num_validation: int | None = Field(default=None, ge=1, le=MOST_COUNTED)
+    num_test: int | None = Field(default=None, ge=1, le=MOST_COUNTED)
+    batch_size: int = Field(default=32, ge=1, le=MOST_AT_ONCE)
     studies: Studies = Studies()
 
     @model_validator(mode="after")

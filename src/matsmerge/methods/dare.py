@@ -7,6 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from matsmerge.limits import NUM_SEEDS
 from matsmerge.methods.method import (
     Measured,
     Method,
@@ -28,7 +29,7 @@ class _Dare(Method):
     scale: float = Field(1.0, description="factor on the merged task vector")
     density: float = Field(0.5, ge=1 / _LEVELS, le=1, description="share of entries kept")
     rescale: bool = Field(True, description="divide what is kept by the density")
-    seed: int = Field(0, ge=0, description="seed of the random choice")
+    seed: int = Field(0, ge=0, lt=NUM_SEEDS, description="seed of the random choice")
 
     def _thin_(self, delta: Tensor, site: Site, task: Task) -> None:
         levels = max(1, round(task.density * _LEVELS))

@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from matsmerge.limits import MOST_ITERATIONS
 from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
 from matsmerge.linalg.conjugate_gradients import (
     conjugate_gradients,
@@ -78,8 +79,12 @@ class ConjugateGradients(Solver):
 
     iterates = True
 
-    iterations: int = Field(20, ge=0, description="how many iterations, at most")
-    tolerance: float = Field(0.0, ge=0, description="stop at this relative residual")
+    iterations: int = Field(
+        20, ge=0, le=MOST_ITERATIONS, description="how many iterations, at most"
+    )
+    tolerance: float = Field(
+        0.0, ge=0, allow_inf_nan=False, description="stop at this relative residual"
+    )
     preconditioner: Literal["none", "jacobi", "kronecker"] = Field(
         "none", description="kronecker: the nearest single Kronecker product, for kfac"
     )

@@ -8,6 +8,7 @@ from pydantic import Field, field_validator, model_serializer
 from pydantic_core import PydanticCustomError
 
 from matsmerge.errors import closest
+from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, NUM_SEEDS
 from matsmerge.statistics.data_collecting import Choice
 from matsmerge.statistics.options import Options, make_options
 from matsmerge.tasks.kinds import TASKS
@@ -21,12 +22,16 @@ class ModelData(TaskFile):
     """
 
     data: str = Field(validation_alias="path", description="data, or a task file (.yaml)")
-    num_examples: int = Field(1000, ge=0, description="the first so many examples; 0: all")
+    num_examples: int = Field(
+        1000, ge=0, le=MOST_COUNTED, description="the first so many examples; 0: all"
+    )
     shuffle: bool = Field(False, description="examples at random, not the first")
-    seed: int = Field(0, description="of what is random")
+    seed: int = Field(0, ge=0, lt=NUM_SEEDS, description="of what is random")
     held_out: float = Field(0.0, ge=0, lt=1, description="share of the examples to stop by")
-    batch_size: int = Field(32, ge=1, description="examples at once, at most")
-    max_tokens: int = Field(4096, ge=1, description="tokens at once, at most, with padding")
+    batch_size: int = Field(32, ge=1, le=MOST_AT_ONCE, description="examples at once, at most")
+    max_tokens: int = Field(
+        4096, ge=1, le=MOST_AT_ONCE, description="tokens at once, at most, with padding"
+    )
 
     @field_validator("task")
     @classmethod

@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from matsmerge.checkpoints.opening import local_path
 from matsmerge.errors import RecipeError, closest
+from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
 from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats, tables
 from matsmerge.methods.method import Method
@@ -213,13 +214,13 @@ class Override(_Strict):
 
 
 def _as_rank(value: Any) -> Any:
-    is_rank = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    is_rank = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_RANK
     if value is None or is_rank or value == "concatenate":
         return value
     raise PydanticCustomError(
         "rank",
-        "expected a number of at least 1, or concatenate, found {value}",
-        {"value": repr(value)},
+        "expected a number from 1 to {most}, or concatenate, found {value}",
+        {"most": MOST_RANK, "value": repr(value)},
     )
 
 
@@ -239,8 +240,9 @@ class Recipe(_Strict):
     dtype: DtypeName | None = Field(
         None, description="dtype of the output; by default that of the inputs"
     )
-    trajectory: list[Annotated[int, Field(ge=0)]] = Field(
+    trajectory: list[Annotated[int, Field(ge=0, le=MOST_ITERATIONS)]] = Field(
         default_factory=list,
+        max_length=MOST_KEPT,
         description="iterations of the last solver to write a model of each; one run gives all",
     )
 
@@ -418,6 +420,8 @@ def describe(error: ValidationError) -> list[str]:
             where = ".".join(str(part) for part in item["loc"][:-1])
         elif item["type"] == "missing":
             message = "is required"
+        elif item["type"] == "too_long":  # its content would fill the screen
+            message = f"{message[0].lower()}{message[1:]}"
         elif item["type"] not in _OWN_ERRORS:
             message = f"{message[0].lower()}{message[1:]}, found {item['input']!r}"
         for line in message.splitlines():

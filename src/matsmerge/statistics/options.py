@@ -5,6 +5,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from matsmerge.errors import RecipeError
+from matsmerge.limits import MOST_SAMPLES, NUM_SEEDS
 from matsmerge.tasks.prediction import Expectation, Reduction
 
 Kind = Literal["gram", "kfac", "fisher", "block_fisher"]
@@ -29,10 +30,10 @@ class Options(BaseModel):
     reduction: Reduction = "sum"
     """log p(y | x) of a sequence y: the sum or the mean over its tokens."""
 
-    num_samples: Annotated[int, Field(ge=1)] = 1
+    num_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
     """Answers drawn per example, where the true Fisher is sampled."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=-NUM_SEEDS, lt=NUM_SEEDS)] = 0
     """Of drawn answers and of what is held out."""
 
     bias: bool = True

@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from matsmerge.errors import DataError, closest
+from matsmerge.limits import MOST_AT_ONCE, NUM_SEEDS
 from matsmerge.strict_yaml import read_yaml
 from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.task import TaskOptions
@@ -32,18 +33,18 @@ class TaskFile(BaseModel):
     data: str | dict[str, str] | None = None  # relative paths are relative to the file's folder
     split: str | None = None
     splits: dict[str, str] | dict[str, float | int] | None = None
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=NUM_SEEDS)
     fields: dict[str, str] = Field(default_factory=dict)  # new column -> where, as choices.text.0
     columns: dict[str, str] = Field(default_factory=dict)  # the task's name -> the data's
     labels: list[str] | None = None  # names of the classes, in the order of their numbers
-    max_length: int | None = Field(default=None, ge=1)
+    max_length: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)
     head: str | None = None
     tokenizer: str | None = None
     length_normalize: bool = False
     template: str | Wording | list[str | Wording] | None = None
     choices: list[str] | None = Field(default=None, min_length=2)  # of templates without any
     metrics: list[str] | None = Field(default=None, min_length=1)  # the first is what is tuned for
-    generate: int | None = Field(default=None, ge=1)  # tokens to answer with, at most
+    generate: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)  # tokens of an answer
 
     def options(self, *, need_targets: bool = True) -> TaskOptions:
         """What of it concerns encoding."""

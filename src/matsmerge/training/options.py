@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from matsmerge.errors import RecipeError, closest
+from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_RANK, NUM_SEEDS
 
 AdapterKind = Literal["full", "ia3", "lora"]
 
@@ -24,23 +25,23 @@ class TrainingOptions(BaseModel):
     adapter: AdapterKind | None = None  # None: as the model is
     target_modules: list[str] | None = None  # None: as PEFT has it for the architecture
     feedforward_modules: list[str] | None = None  # those whose inputs (IA)^3 scales
-    rank: int | None = Field(default=None, ge=1)
-    alpha: float | None = Field(default=None, gt=0)
+    rank: int | None = Field(default=None, ge=1, le=MOST_RANK)
+    alpha: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     learning_rate: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    batch_size: int = Field(default=32, ge=1)
-    accumulate: int = Field(default=1, ge=1)
-    max_steps: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=32, ge=1, le=MOST_AT_ONCE)
+    accumulate: int = Field(default=1, ge=1, le=MOST_COUNTED)
+    max_steps: int | None = Field(default=None, ge=1, le=MOST_COUNTED)
     epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    eval_every: int = Field(default=100, ge=1)
-    patience: int = Field(default=5, ge=1)
+    eval_every: int = Field(default=100, ge=1, le=MOST_COUNTED)
+    patience: int = Field(default=5, ge=1, le=MOST_COUNTED)
     validate_: bool = Field(default=True, alias="validate")
-    num_validation: int | None = Field(default=1000, ge=1)  # None: all
-    num_examples: int | None = Field(default=None, ge=1)  # per task, for training; None: all
+    num_validation: int | None = Field(default=1000, ge=1, le=MOST_COUNTED)  # None: all
+    num_examples: int | None = Field(default=None, ge=1, le=MOST_COUNTED)  # per task; None: all
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     max_grad_norm: float = Field(default=1.0, ge=0, allow_inf_nan=False)  # 0: not clipped
     loss: Literal["mean", "sum"] = "mean"  # over the tokens of an answer
-    seed: int = Field(default=0, ge=0, lt=2**32)
+    seed: int = Field(default=0, ge=0, lt=NUM_SEEDS)
 
     bf16: bool = False
     dtype: str | None = None

@@ -10,6 +10,7 @@ from typing import Any
 
 from matsmerge.errors import RecipeError
 from matsmerge.guarded_files import quoted
+from matsmerge.limits import MOST_COMBINATIONS, MOST_KEPT
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
 from matsmerge.recipes.recipe import Recipe, make_recipe
@@ -17,7 +18,6 @@ from matsmerge.strict_yaml import parse_yaml
 
 ITERATIONS = "iterations"
 _WEIGHT = "weight."  # of a model, by its name
-_MAX_VALUES = 1000
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,15 @@ def parse_values(key: str, given: Any) -> Values:
         return Range(*numbers)
     if len(numbers) == 3:
         low, high, step = numbers
-        num = math.floor((high - low) / step + 1e-9) if step > 0 else -1
-        if not 0 <= num < _MAX_VALUES:
+        steps = (high - low) / step if step > 0 else -1.0
+        if steps < 0:
             raise RecipeError(f"search: {key}: '{text}' is not low:high:step")
+        if steps >= MOST_KEPT:
+            raise RecipeError(
+                f"search: {key}: '{text}' are {steps:.3g} values; at most {MOST_KEPT:,} can be "
+                "tried, take larger steps"
+            )
+        num = math.floor(steps + 1e-9)
         # Multiples of the step, not sums of it: 0.1 + 0.2 is not 0.3.
         values = [round(low + i * step, 10) for i in range(num + 1)]
         are_whole = all("." not in part and "e" not in part.lower() for part in parts)
@@ -143,6 +149,12 @@ class SearchSpace:
         if self.recipe.get("trajectory"):
             raise RecipeError(
                 "the recipe has a trajectory of its own; leave it out and search over iterations"
+            )
+        num_choices = math.prod(1 if isinstance(v, Range) else len(v) for v in self.others.values())
+        if num_choices > MOST_COMBINATIONS:
+            raise RecipeError(
+                f"search: {num_choices:,} combinations of values; at most {MOST_COMBINATIONS:,} "
+                "can be tried, give fewer values"
             )
         problems: list[str] = []
         choices = list(self.corners())

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from matsmerge.errors import RecipeError
+from matsmerge.limits import MOST_COMBINATIONS, MOST_COUNTED, NUM_SEEDS
 from matsmerge.recipes.reading import read_recipe
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.strict_yaml import read_yaml
@@ -24,10 +25,10 @@ class TuningFile(BaseModel):
     tasks: list[str] = Field(default_factory=list)
     search: dict[str, Any] = Field(default_factory=dict)
     strategy: str | None = None
-    trials: int | None = Field(default=None, ge=1)
+    trials: int | None = Field(default=None, ge=1, le=MOST_COMBINATIONS)
     split: str | None = None
-    num_examples: int | None = Field(default=None, ge=1)
-    seed: int | None = None
+    num_examples: int | None = Field(default=None, ge=1, le=MOST_COUNTED)
+    seed: int | None = Field(default=None, ge=0, lt=NUM_SEEDS)
 
     def plain_recipe(self) -> dict[str, Any]:
         """The recipe as data that has been checked once."""
