@@ -31,6 +31,7 @@ LAYERS = [
     "markdown_text",
     "whole_folder",
     "errors",
+    "limits",
     "version",
 ]
 SIDE_BY_SIDE = {("linalg", "checkpoints"), ("tasks", "linalg")}

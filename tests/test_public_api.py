@@ -47,12 +47,12 @@ def test_errors_are_one_tree() -> None:
 def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.merge).parameters) == [
         "models", "base", "method", "out", "statistics", "data", "weights", "overrides", "heads",
-        "dtype", "output", "rank", "align", "allow_nonfinite", "force", "overwrite", "resume", "verify",
-        "parameters",
+        "dtype", "output", "rank", "align", "ignore_tokenizers", "allow_nonfinite", "force", "overwrite",
+        "resume", "verify", "parameters",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.merge_trajectory).parameters) == [
         "models", "base", "method", "iterations", "statistics", "weights", "overrides", "heads",
-        "dtype", "output", "rank", "align", "allow_nonfinite", "force", "parameters",
+        "dtype", "output", "rank", "align", "ignore_tokenizers", "allow_nonfinite", "force", "parameters",
     ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ def merge(
     output: str | None = None,
     rank: int | str | None = None,
     align: str | None = None,
+    ignore_tokenizers: bool = False,
     allow_nonfinite: bool = False,
     force: bool = False,
     **parameters: Any,
@@ -59,6 +60,7 @@ def merge(
     output: str | None = None,
     rank: int | str | None = None,
     align: str | None = None,
+    ignore_tokenizers: bool = False,
     allow_nonfinite: bool = False,
     force: bool = False,
     overwrite: bool = False,
@@ -81,6 +83,7 @@ def merge(
     output: str | None = None,
     rank: int | str | None = None,
     align: str | None = None,
+    ignore_tokenizers: bool = False,
     allow_nonfinite: bool = False,
     force: bool = False,
     overwrite: bool = False,
@@ -102,6 +105,8 @@ def merge(
     again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
     `align="knots"` merges LoRA adapters in the space that their outputs share.
 
+    Models whose tokenizers give tokens different ids are refused, unless `ignore_tokenizers`.
+
     With `resume` a merge into `out` that was interrupted goes on, if its inputs are unchanged; with
     `verify` that is told from every byte of them instead of from sizes and times.
 
@@ -115,6 +120,7 @@ def merge(
         "output": output,
         "rank": rank,
         "align": align,
+        "ignore_tokenizers": ignore_tokenizers,
     }
     target = None if out is None else local_path(out)
     if target is not None:
@@ -148,6 +154,7 @@ def merge_trajectory(
     output: str | None = None,
     rank: int | str | None = None,
     align: str | None = None,
+    ignore_tokenizers: bool = False,
     allow_nonfinite: bool = False,
     force: bool = False,
     **parameters: Any,
@@ -162,6 +169,7 @@ def merge_trajectory(
         "output": output,
         "rank": rank,
         "align": align,
+        "ignore_tokenizers": ignore_tokenizers,
         "trajectory": list(iterations),
     }
     prepared = _prepare(models, base, method, parameters, statistics, weights, recipe, force=force)

@@ -125,7 +125,7 @@ def test_a_head_the_base_lacks_is_found_even_when_sizes_agree(make_state: Make) 
 )
 def test_what_is_not_a_head_is_an_error(make_state: Make, change: State) -> None:
     a = make_state(1) | {"classifier.weight": torch.ones(2, 8), "pooler.weight": torch.ones(2, 8)}
-    with pytest.raises(AlignmentError, match="of another shape"):
+    with pytest.raises(AlignmentError, match="of another shape|another vocabulary"):
         matsmerge.merge([a, a | make_state(2) | change])
 
 

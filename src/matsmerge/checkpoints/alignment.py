@@ -69,11 +69,13 @@ def align(
     heads: Sequence[str] = (),
     dtype: torch.dtype | None = None,
     may_differ: Callable[[str], bool] = lambda _: False,
+    tokenizer_problems: Sequence[str] = (),
 ) -> Alignment:
     """Match tensors over all models and the base.
 
     `heads` are patterns of parameters each model keeps for itself. With a `dtype` the stored
     dtypes may differ. `may_differ` says of which integer buffers nobody needs equality.
+    `tokenizer_problems` are reasons not to merge embeddings, said together with the others.
     """
     everyone = dict(models) | ({"base": base} if base else {})
     reference = next(iter(models.values()))
@@ -83,7 +85,7 @@ def align(
         table = {n: n for n in checkpoint.specs} | dict(checkpoint.aliases)
         rename, note = match_prefix(reference, table)
         if note:
-            notes.append(f"{_title(name, checkpoint)}: {note}")
+            notes.append(f"{name}: {note}")
         tables[name] = {rename(n): target for n, target in table.items()}
 
     _check_patterns(heads, tables)
@@ -103,7 +105,7 @@ def align(
     unused = _unused_buffers(base, tables)
     if unused:
         notes.append(f"buffers of the base that no model has, not used: {', '.join(unused)}")
-    problems = _differences(everyone, tables, dtype)
+    problems = [*_differences(everyone, tables, dtype), *tokenizer_problems]
     if problems:
         raise AlignmentError(problems)
     aligned = {
@@ -276,10 +278,19 @@ def _differences(
         missing = [n for n in wanted if n not in specs]
         extra = [n for n in specs if n not in wanted]
         both = [n for n in wanted if n in specs]
+        sizes = [n for n in both if specs[n].shape != wanted[n].shape]
+        rows = [n for n in sizes if _is_by_token(n, specs[n].shape, wanted[n].shape)]
+        if rows:
+            a, b = (max(s[n].shape[0] for n in rows) for s in (specs, wanted))
+            problems.append(
+                f"{title} has another vocabulary than {against}: embeddings of {a:,} tokens "
+                f"instead of {b:,} ({_listing(rows)}); this version cannot bring vocabularies "
+                "together, merge models with one tokenizer"
+            )
         shapes = [
             f"{n} {list(specs[n].shape)} instead of {list(wanted[n].shape)}"
-            for n in both
-            if specs[n].shape != wanted[n].shape
+            for n in sizes
+            if n not in rows
         ]
         kinds = [
             f"{n} {dtype_name(specs[n].dtype)} instead of {dtype_name(wanted[n].dtype)}"
@@ -297,6 +308,17 @@ def _differences(
             if items:
                 problems.append(f"{title} {what}: {_listing(items)} ({advice})")
     return problems
+
+
+# Parameters with a row for each token: embeddings, and the output layer that is like them.
+_BY_TOKEN = re.compile(r"embed|wte|shared|lm_head|embed_out|cls\.predictions|vocab")
+_BY_OTHERS = re.compile(r"position|wpe|token_type|patch|relative|time|norm")
+
+
+def _is_by_token(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    """Does a parameter differ in its number of tokens alone?"""
+    is_about_tokens = _BY_TOKEN.search(name.lower()) and not _BY_OTHERS.search(name.lower())
+    return bool(is_about_tokens) and 0 < len(shape) <= 2 and shape[1:] == other[1:]
 
 
 def _count(items: Sequence[str]) -> str:

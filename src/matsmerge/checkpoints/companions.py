@@ -10,6 +10,7 @@ from typing import Any
 
 from matsmerge.checkpoints.hub import COMPANION_PATTERNS
 from matsmerge.checkpoints.opening import contained
+from matsmerge.checkpoints.tokenizers import CONFIG, TEMPLATE
 from matsmerge.errors import CheckpointError
 from matsmerge.guarded_files import open_regular, quoted, read_text
 from matsmerge.guarded_files import read_json as read_given_json
@@ -122,3 +123,13 @@ def copy_companions(companions: Iterable[Path], target: Path, dtype: str | None)
     if config.get(key) != dtype:
         config[key] = dtype
         config_path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+def add_chat_template(template: Any, folder: Path) -> None:
+    """Put a chat template where transformers looks for it."""
+    path = folder / CONFIG
+    if isinstance(template, str) and not path.exists():
+        (folder / TEMPLATE).write_text(template, encoding="utf-8")
+        return
+    config = read_json(path) if path.exists() else {}
+    path.write_text(json.dumps({**config, "chat_template": template}, indent=2) + "\n")

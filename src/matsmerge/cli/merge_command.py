@@ -259,6 +259,13 @@ def merge(
             "per model in heads/, not merged. Repeatable; adds to the recipe's.",
         ),
     ] = None,
+    ignore_tokenizers: Annotated[
+        bool,
+        typer.Option(
+            "--ignore-tokenizers",
+            help="Merge models whose tokenizers give tokens different ids all the same.",
+        ),
+    ] = False,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -391,6 +398,7 @@ def merge(
         "output": output,
         "rank": int(rank) if rank is not None and re.fullmatch(r"[0-9]{1,9}", rank) else rank,
         "align": align,
+        "ignore_tokenizers": ignore_tokenizers,
     }
     if recipe is not None:
         if model or base or method or weight or statistics or data or given:

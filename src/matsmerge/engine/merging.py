@@ -12,7 +12,7 @@ from torch import Tensor
 
 from matsmerge.adapters.adapter_config import CONFIG
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, dtype_name
-from matsmerge.checkpoints.companions import copy_companions
+from matsmerge.checkpoints.companions import add_chat_template, copy_companions
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.checkpoints.safetensors_header import encode_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
@@ -221,6 +221,8 @@ def _write_companions(
     """Everything beside the weights that makes a folder a model."""
     _write_heads(prepared, folder)
     copy_companions(prepared.companions, folder, _single_dtype(prepared))
+    if prepared.chat_template is not None:
+        add_chat_template(prepared.chat_template, folder)
     if prepared.adapter_config is not None:
         text = json.dumps(prepared.adapter_config, indent=2) + "\n"
         (folder / CONFIG).write_text(text)

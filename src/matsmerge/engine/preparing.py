@@ -11,6 +11,7 @@ from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.opening import Source
+from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, Finish, plan_output
 from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence
@@ -47,6 +48,7 @@ class PreparedMerge:
     pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
     prefix: PrefixMerge | None = None
     inherited: Mapping[str, Any] = field(default_factory=dict)  # of the models' cards
+    chat_template: Any = None  # the models', where the companions have none
 
     @property
     def models(self) -> dict[int | None, str]:
@@ -115,12 +117,19 @@ def prepare(
     inputs = gather_inputs(recipe, sources or {})
     _check_start(recipe, inputs)
     dtype = getattr(torch, recipe.dtype) if recipe.dtype and inputs.view != "joint" else None
+    # The base's configuration and tokenizer go with the result, or else the first model's.
+    sources_of_files = [inputs.pretrained or inputs.base, *inputs.models.values()]
+    if inputs.writes_adapter:
+        sources_of_files = list(inputs.models.values())
+    of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
+    tokenizers = _compare_tokenizers(recipe, inputs, of.folder if of else None)
     alignment = align(
         inputs.models,
         inputs.base,
         heads=[*recipe.heads, *inputs.heads],
         dtype=dtype,
         may_differ=lambda name: _taken_from_one(recipe, name),
+        tokenizer_problems=tokenizers.problems,
     )
     check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names)
@@ -157,11 +166,6 @@ def prepare(
         output,
     )
     _check_covered(plan, methods.values())
-    # The base's configuration and tokenizer go with the result, or else the first model's.
-    sources_of_files = [inputs.pretrained or inputs.base, *inputs.models.values()]
-    if inputs.writes_adapter:
-        sources_of_files = list(inputs.models.values())
-    of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
     companions = companion_files(of.folder) if of else ()
     code = code_notes(companions, public_name(of.label)) if of else []
     inherited, card_notes = inherit_metadata(
@@ -174,13 +178,28 @@ def prepare(
         evidence,
         output,
         companions,
-        (*inputs.notes, *alignment.notes, *code, *card_notes),
+        (*inputs.notes, *alignment.notes, *tokenizers.notes, *code, *card_notes),
         inputs.pretrained,
         prefix,
         inherited,
+        tokenizers.chat_template,
     )
     along = prefix.notes_on(plan) if prefix else ()
     return replace(prepared, notes=(*prepared.notes, *along, *_otherwise_notes(prepared)))
+
+
+def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> Comparison:
+    """Compare all tokenizers; `output` is the folder whose files go with the result."""
+    base = inputs.pretrained or inputs.base
+    found = compare_tokenizers(
+        {name: model.folder for name, model in inputs.models.items()},
+        None if base is None else ("the base", base.folder),
+        output,
+    )
+    if recipe.ignore_tokenizers:
+        ignored = [f"ignored: {problem.partition(';')[0]}" for problem in found.problems]
+        return Comparison([], [*found.notes, *ignored], found.chat_template)
+    return found
 
 
 def _check_start(recipe: Recipe, inputs: Inputs) -> None:

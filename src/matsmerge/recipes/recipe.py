@@ -265,6 +265,10 @@ class Recipe(_Strict):
         "dare_*",
     )
 
+    ignore_tokenizers: bool = Field(
+        False, description="merge models whose tokenizers give tokens different ids all the same"
+    )
+
     @field_serializer("method")
     def _plain_method(self, method: MethodSpec) -> dict[str, Any]:
         return {"name": method.name, **method.parameters}
