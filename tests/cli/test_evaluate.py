@@ -60,7 +60,7 @@ def test_a_merge_beside_its_models(mats: Run, place: Path) -> None:
     assert "32/32 examples" in err
     results = Results.from_json(json.loads((out / "results.json").read_text()))
     assert set(results.models["merged"]["heads"]) == {"sst2", "mnli"}
-    assert str(place / "merged") == results.arguments["models"]["merged"]
+    assert results.arguments["models"] == {"merged": "merged"}
     for row in ("merged", "individual"):
         for task in ("sst2", "mnli"):
             file = out / "predictions" / row / f"{task}.jsonl"

@@ -42,7 +42,8 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 def test_nothing_else_is_left(models: list[Path], tmp_path: Path) -> None:
     out = matsmerge.merge(models[1:], models[0], "ties", out=tmp_path / "new" / "out")
-    assert set(everything(out)) == {"model.safetensors", "config.json", "README.md", "merge.json"}
+    written = {"model.safetensors", "config.json", "README.md", "merge.json"}
+    assert set(everything(out)) == {*written, ".paths.json", ".gitignore"}
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 

@@ -57,7 +57,10 @@ def test_short_and_long_forms_are_the_same() -> None:
         ({"models": "a"}, "models: input should be a valid list"),
         ({"output": "lora"}, "output: input should be 'dense' or 'adapter'"),
         ({"rank": 0}, "rank: expected a number from 1 to 1000000, or concatenate, found 0"),
-        ({"rank": "many"}, "rank: expected a number from 1 to 1000000, or concatenate, found 'many'"),
+        (
+            {"rank": "many"},
+            "rank: expected a number from 1 to 1000000, or concatenate, found 'many'",
+        ),
         ({"align": "svd"}, "align: input should be 'knots'"),
         ({"method": "slerp", "models": ["a", "b", "d"]}, "merges exactly 2 models, 3 given"),
         ({"method": "average", "models": [{"model": "a", "density": 0.5}]}, "has no density"),

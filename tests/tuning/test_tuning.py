@@ -12,6 +12,7 @@ from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification
 
 from matsmerge.errors import RecipeError
+from matsmerge.tuning import scoring
 from matsmerge.tuning.search_space import Range, SearchSpace, parse_values
 
 Run = Callable[..., tuple[int, str, str]]
@@ -346,3 +347,33 @@ def test_intermediate_task_merging(setting: Path, mats: Run) -> None:
         assert code == 0, error
         (scores,) = json.loads(printed)["scores"].values()
         assert scores["one"]["accuracy"]["value"] == pytest.approx(result["score"])
+
+
+def test_trials_of_a_killed_search_do_not_stay(
+    setting: Path, mats: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill right after a trial was noted leaves its merge, which nobody would look at again."""
+    arguments = [
+        "tune", recipe(setting, "task_arithmetic"), *tasks(setting), "--search", "scale=0.2,0.4",
+        "--out", setting / "tuned",
+    ]  # fmt: skip
+    score, calls = scoring.Scorer.score, []
+
+    def interrupted(self: Any, folder: Path) -> Any:
+        calls.append(folder)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return score(self, folder)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring.Scorer, "score", interrupted)
+        assert mats(*arguments)[0] == 130
+    for name in ("merge-0", ".merge-0.partial"):
+        left = setting / ".tuned.tuning" / name
+        left.mkdir()
+        (left / "merge.json").write_text("{}")
+    code, _, error = mats(*arguments, "--resume")
+    assert code == 0, error
+    assert {path.name for path in (setting / "tuned").iterdir()} == {
+        "merge.json", "model", "recipe.yaml", "trials.jsonl", "tuning.json",
+    }  # fmt: skip

@@ -20,6 +20,7 @@ _EXCLUDED = (
     "merge.json",
     "step.json",
     "results.json",
+    ".paths.json",
     "trainer_state.json",
     "training.json",
     "tuning.json",

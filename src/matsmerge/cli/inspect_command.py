@@ -71,7 +71,7 @@ def inspect(
     rank: Annotated[
         int | None,
         typer.Option(
-            min=1,
+            min=0,
             max=MOST_RANK,
             help="Directions of each subspace, at most.",
             rich_help_panel=_SUBSPACES,

@@ -100,6 +100,7 @@ def _open_merge(
     path: str, other: str | None, asked: Asked
 ) -> "tuple[Checkpoint, Checkpoint | None, list[Task]]":
     from matsmerge.checkpoints.opening import open_checkpoint
+    from matsmerge.engine.private_paths import read_paths
     from matsmerge.errors import RecipeError
     from matsmerge.recipes.recipe import short_names
     from matsmerge.statistics.statistics_file import open_statistics
@@ -111,23 +112,29 @@ def _open_merge(
             "--statistics and the models it was made of with --model"
         )
     merged = open_checkpoint(path)
-    recipe = _merge_recipe(merged)
+    recipe, paths = _merge_recipe(merged), read_paths(merged.folder)
     entries = recipe.get("models", [])
-    models = list(asked.models) or [str(entry["model"]) for entry in entries]
+    names = [str(entry.get("name") or "") for entry in entries]
+    models = list(asked.models) or [
+        paths.models.get(name) or str(entry["model"])
+        for name, entry in zip(names, entries, strict=True)
+    ]
     if not models or len(asked.statistics) not in (0, len(models)):
         raise RecipeError(
             f"there are {len(models)} models and {len(asked.statistics)} files of statistics; give "
             "--model MODEL --statistics FILE for each task, in the same order, or a merged model "
             "whose merge.json names them"
         )
-    base = asked.base or (None if asked.models else recipe.get("base"))
+    base = asked.base or (None if asked.models else paths.base or recipe.get("base"))
     opened = _open_all(models, open_checkpoint, None if asked.models else "--model")
-    noted = [entry.get("statistics") for entry in entries]
+    noted = [
+        paths.statistics.get(name) or entry.get("statistics")
+        for name, entry in zip(names, entries, strict=True)
+    ]
     noted = noted if len(noted) == len(models) else [None] * len(models)
     files = list(asked.statistics) or _find_statistics(noted, opened)
     found = _open_all(files, open_statistics, None if asked.statistics else "--statistics")
     bases = _open_all([base] if base else [], open_checkpoint, None if asked.base else "--base")
-    names = [str(entry.get("name") or "") for entry in entries]
     if asked.models or not all(names):
         names = short_names(models)
     tasks = [Task(n, s, m) for n, s, m in zip(names, found, opened, strict=True)]

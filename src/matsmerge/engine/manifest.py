@@ -12,8 +12,10 @@ import torch
 
 from matsmerge.checkpoints.checkpoint import dtype_name
 from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.layout import Layout
+from matsmerge.engine.model_card import public_recipe
 from matsmerge.engine.preparing import PreparedMerge
 from matsmerge.engine.worker import Receipt
 from matsmerge.methods import method_name
@@ -27,7 +29,7 @@ def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
         [
             {
                 "name": model.name,
-                "source": model.checkpoint.label,
+                "source": public_name(model.checkpoint.label),
                 "fingerprint": fingerprint(model.checkpoint),
             }
             for model in prepared.alignment.everyone
@@ -35,7 +37,7 @@ def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
         + [
             {
                 "name": model.name,
-                "statistics": one.label,
+                "statistics": public_name(one.label),
                 "fingerprint": fingerprint(one.statistics.arrays),
                 "num_examples": {n: s.num_examples for n, s in one.statistics.header.sets.items()},
             }
@@ -44,13 +46,22 @@ def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
         + [
             {
                 "name": task.model.name,
-                "data": task.data.data.name,
+                "data": public_text(task.data.data.name),
                 "fingerprint": task.data.data.fingerprint,
                 "num_examples": task.data.num_examples,
             }
             for task in (prepared.prefix.tasks if prepared.prefix else ())
         ]
     )
+
+
+def public_notes(prepared: PreparedMerge) -> list[str]:
+    """What was decided without being asked, without local paths."""
+    checkpoints = [model.checkpoint for model in prepared.alignment.everyone]
+    checkpoints += [one.statistics.arrays for one in prepared.evidence]
+    checkpoints += [prepared.pretrained] if prepared.pretrained else []
+    labels = {checkpoint.label for checkpoint in checkpoints}
+    return [public_text(note, labels) for note in prepared.notes]
 
 
 def identify(
@@ -95,9 +106,9 @@ def make_manifest(
             "torch": torch.__version__,
             "python": platform.python_version(),
         },
-        "recipe": prepared.recipe.model_dump(mode="json", exclude_defaults=True),
+        "recipe": public_recipe(prepared.recipe),
         "inputs": inputs,
-        "notes": list(prepared.notes),
+        "notes": public_notes(prepared),
         "tied": dict(prepared.alignment.tied),
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
         **({"lora": lora} if lora else {}),

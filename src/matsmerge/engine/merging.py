@@ -21,7 +21,13 @@ from matsmerge.engine.evidence import check_values
 from matsmerge.engine.executor import Executor, LocalExecutor, gave_out
 from matsmerge.engine.input_files import find_input_files
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, Layout
-from matsmerge.engine.manifest import describe_inputs, identify, make_manifest, write_trace
+from matsmerge.engine.manifest import (
+    describe_inputs,
+    identify,
+    make_manifest,
+    public_notes,
+    write_trace,
+)
 from matsmerge.engine.measuring import measure
 from matsmerge.engine.model_card import make_model_card
 from matsmerge.engine.output_folder import (
@@ -32,6 +38,7 @@ from matsmerge.engine.output_folder import (
 )
 from matsmerge.engine.plan import JOB_ELEMENTS
 from matsmerge.engine.preparing import PreparedMerge
+from matsmerge.engine.private_paths import write_paths
 from matsmerge.engine.progress import Progress, Silent
 from matsmerge.engine.worker import FINAL, Receipt, Sink, Sinks, Worker
 from matsmerge.errors import (
@@ -172,6 +179,7 @@ def merge_to_folder(
             if at is not FINAL:
                 text = json.dumps({**manifest, "iteration": at}, indent=1) + "\n"
                 (files.folder / MANIFEST).write_text(text)
+        write_paths(prepared, output.path)
         input_files.check(executor, progress)
         if trace is not None:
             write_trace(trace, manifest)
@@ -226,12 +234,14 @@ def _write_companions(
     if prepared.adapter_config is not None:
         text = json.dumps(prepared.adapter_config, indent=2) + "\n"
         (folder / CONFIG).write_text(text)
+    write_paths(prepared, folder)
+    name = name.encode(errors="backslashreplace").decode()  # of a folder whose name is no text
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
     config = prepared.adapter_config
     card = make_model_card(
         prepared.recipe,
         title,
-        list(prepared.notes),
+        public_notes(prepared),
         _library(folder),
         None if config is None else config.get("base_model_name_or_path"),
         prepared.inherited,

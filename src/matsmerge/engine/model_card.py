@@ -5,7 +5,7 @@ from typing import Any
 
 import yaml
 
-from matsmerge.checkpoints.opening import local_path
+from matsmerge.checkpoints.public_names import public_name, without_paths
 from matsmerge.markdown_text import escape, fenced
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.version import __version__
@@ -29,16 +29,16 @@ def make_model_card(
     metadata = {
         **(inherited or {}),
         # The hub lists an adapter with the model it is on.
-        "base_model": [public_name(s) for s in ([base] if base else []) + sources]
+        "base_model": [_hub_name(s) for s in ([base] if base else []) + sources]
         if adapted is None
-        else public_name(adapted),
+        else _hub_name(adapted),
         **({"library_name": library} if library else {}),
         "tags": ["merge", "matsmerge"],
     }
     rows = "\n".join(
-        f"| {escape(public_name(e.model))} | {_number(e.weight)} |" for e in recipe.models
+        f"| {escape(_hub_name(e.model))} | {_number(e.weight)} |" for e in recipe.models
     )
-    on = f"\nBase model: {escape(public_name(base))}\n" if base else ""
+    on = f"\nBase model: {escape(_hub_name(base))}\n" if base else ""
     listed = "".join(f"- {escape(note)}\n" for note in notes)
     noted = f"\n## Notes\n\n{listed}" if notes else ""
     code = yaml.safe_dump(public_recipe(recipe), sort_keys=False)
@@ -49,29 +49,17 @@ def make_model_card(
     )
 
 
-def public_name(source: str) -> str:
-    """A hub id as it is; of a local path only its last part, for nobody needs the rest."""
-    path = local_path(source)
-    return path.resolve().name if path.exists() else source.partition("@")[0]
-
-
 def public_recipe(recipe: Recipe) -> dict[str, Any]:
     """The recipe as plain data, without what was left at its default and without local paths."""
-    data: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
-    if recipe.base and local_path(recipe.base).exists():
-        data["base"] = public_name(recipe.base)
-    for entry in data["models"]:
-        hide_path(entry, "model")
-        hide_path(entry, "statistics")
-        hide_path(entry["data"] if isinstance(entry.get("data"), dict) else entry, "path")
-        hide_path(entry, "data")
+    data = without_paths(recipe.model_dump(mode="json", exclude_defaults=True))
+    assert isinstance(data, dict)
     return data
 
 
-def hide_path(entry: dict[str, Any], key: str) -> None:
-    """Leave only the last part of a local path."""
-    if isinstance(entry.get(key), str) and local_path(entry[key]).exists():
-        entry[key] = public_name(entry[key])
+def _hub_name(source: str) -> str:
+    """A public name without a revision, which the hub does not understand in a card."""
+    name = public_name(source)
+    return name.partition("@")[0] if name == source else name
 
 
 def _number(value: float | list[float]) -> str:

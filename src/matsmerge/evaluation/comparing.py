@@ -10,8 +10,9 @@ from typing import Any, Protocol
 from matsmerge.checkpoints.companions import companion_files
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.opening import local_path, open_checkpoint
+from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.errors import DataError, MatsError, closest
-from matsmerge.evaluation.contestants import Models, name_models, public_name
+from matsmerge.evaluation.contestants import Models, name_models
 from matsmerge.evaluation.ensembling import ensemble as average
 from matsmerge.evaluation.evaluating import Examined, encode, resolve_head, run, task_name
 from matsmerge.evaluation.metrics import SPEAKING, choose_metrics
@@ -245,7 +246,7 @@ class Prepared:
             },
             self.arguments,
             versions(),
-            self.notes,
+            [public_text(note, [entry.source for entry in self.entries]) for note in self.notes],
             outcomes,
         )
 
@@ -297,10 +298,10 @@ def prepare(
             "is given"
         )
     arguments = {
-        "models": dict(models),
-        "tasks": [str(t) if not isinstance(t, TaskFile) else task_name(t) for t in tasks],
+        "models": {name: public_name(source) for name, source in models.items()},
+        "tasks": list(asked),
         "split": split,
-        "individual": trained,
+        "individual": {name: public_name(source) for name, source in trained.items()},
         "ensemble": ensemble,
         **vars(settings),
     }

@@ -53,12 +53,6 @@ def parse_named(arguments: Sequence[str]) -> dict[str, str]:
     return name_models(dict(zip(names, (source for _, source in pairs), strict=True)))
 
 
-def public_name(source: str) -> str:
-    """A name to publish: a hub id as it is, the last part of a path."""
-    path = local_path(source)
-    return path.resolve().name if path.exists() else source
-
-
 def _short_names(paths: Sequence[str]) -> list[str]:
     parts = [[p for p in re.split(r"[/\\]", path) if p not in ("", ".", "..")] for path in paths]
     for depth in range(1, max([1, *map(len, parts)]) + 1):

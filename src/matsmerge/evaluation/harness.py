@@ -11,8 +11,8 @@ from matsmerge.adapters.base import open_base
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.public_names import public_name
 from matsmerge.errors import DataError, closest
-from matsmerge.evaluation.contestants import public_name
 from matsmerge.evaluation.metrics import Score
 from matsmerge.evaluation.results import Reading, Results, ScoredTask
 from matsmerge.evaluation.settings import Settings, versions
@@ -54,7 +54,8 @@ class Harness:
             for task in self.tasks:
                 scores[row][task], tasks[task] = _read(found, task)
             about[row] = {"source": public_name(source), "fingerprint": fingerprint(checkpoint)}
-        arguments = {"models": dict(models), "lm_eval": self.tasks, **vars(settings)}
+        named = {name: public_name(source) for name, source in models.items()}
+        arguments = {"models": named, "lm_eval": self.tasks, **vars(settings)}
         own = str(getattr(self._library, "__version__", "unknown"))
         return Results(tasks, about, scores, arguments, versions() | {"lm_eval": own})
 

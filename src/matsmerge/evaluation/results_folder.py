@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from matsmerge.errors import DataError, OutputError
 from matsmerge.evaluation.results import Results
@@ -11,6 +12,8 @@ from matsmerge.guarded_files import read_json
 from matsmerge.whole_folder import is_vacant, name_problems, put_in_place
 
 RESULTS = "results.json"
+# Half of a character, as data may hold, is written as JSON escapes it.
+_TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
 
 
 def check_folder(target: Path, *, overwrite: bool) -> None:
@@ -46,6 +49,7 @@ def write_folder(results: Results, target: Path, *, overwrite: bool = False) -> 
     """Write results.json, results.md and predictions/MODEL/TASK.jsonl."""
     check_folder(target, overwrite=overwrite)
     staging = target.with_name(f".{target.name}.results")
+    replaced = target.with_name(f".{target.name}.replaced")
     try:
         if staging.exists():
             shutil.rmtree(staging)
@@ -53,15 +57,17 @@ def write_folder(results: Results, target: Path, *, overwrite: bool = False) -> 
             folder = staging / "predictions" / model
             folder.mkdir(parents=True)
             for task, outcome in by_task.items():
-                with (folder / f"{task}.jsonl").open("w", encoding="utf-8") as file:
+                with (folder / f"{task}.jsonl").open("w", **_TEXT) as file:
                     file.writelines(f"{line}\n" for line in outcome.to_lines())
         staging.mkdir(parents=True, exist_ok=True)
-        (staging / "results.md").write_text(results.to_markdown(), encoding="utf-8")
+        (staging / "results.md").write_text(results.to_markdown(), **_TEXT)
         text = json.dumps(results.to_json(), indent=2, ensure_ascii=False)
-        (staging / RESULTS).write_text(text + "\n", encoding="utf-8")
-        replaced = target.with_name(f".{target.name}.replaced")
+        (staging / RESULTS).write_text(text + "\n", **_TEXT)
         shutil.rmtree(replaced, ignore_errors=True)
         put_in_place(staging, target, replaced)
-        shutil.rmtree(replaced, ignore_errors=True)
     except OSError as error:
         raise OutputError(f"{target}: cannot be written ({error.strerror})") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        if target.exists():
+            shutil.rmtree(replaced, ignore_errors=True)

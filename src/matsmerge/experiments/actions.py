@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.engine.executor import SerialExecutor
 from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.errors import AnotherRunError, RecipeError
@@ -119,7 +120,7 @@ def merge(settings: Settings, needs: Needs, out: Path) -> Found:
         "chosen": dict(tuned.best.choice),
         "num_tried": len(tuned.trials),
         "trials": [trial.to_json() for trial in tuned.trials],
-        "recipe": read_yaml(out / "recipe.yaml", RecipeError),
+        "recipe": without_paths(read_yaml(out / "recipe.yaml", RecipeError)),
         "merge": manifest,
     }
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.engine.machine import (
     become_worker,
     check_workers,
@@ -316,7 +317,7 @@ def _results(suite: Suite, here: Local, steps: list[Step], store: Store) -> Suit
         name=suite.name,
         title=suite.title,
         about=suite.about,
-        suite=suite.model_dump(mode="json", exclude_unset=True),
+        suite=without_paths(suite.model_dump(mode="json", exclude_unset=True)),
         seeds=suite.seeds,
         variants=gather(suite, here, store),
         missing=[step.name for step in steps if records[step.key] is None],

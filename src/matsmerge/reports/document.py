@@ -100,11 +100,10 @@ class Items:
 
 @dataclass(frozen=True)
 class Code:
-    """Text to copy; `public` is what may be published, without local paths."""
+    """Text to copy."""
 
     title: str
     text: str
-    public: str
     folded: bool = False
 
 

@@ -85,7 +85,7 @@ def _block(block: Block, shown: list[Rows]) -> str:
         case Code():
             if block.folded:
                 return ""
-            return f"{escape(block.title)}:\n\n{fenced(block.public, 'yaml')}"
+            return f"{escape(block.title)}:\n\n{fenced(block.text, 'yaml')}"
 
 
 def _items(title: str, items: Sequence[str]) -> str:

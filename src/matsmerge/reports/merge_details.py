@@ -155,10 +155,9 @@ def _size(names: Sequence[str], parameters: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def recipe_code(title: str, recipe: Mapping[str, Any], *, folded: bool = False) -> Code:
-    """A recipe to copy; what is published has no local paths."""
-    text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
-    public = yaml.safe_dump(_without_paths(dict(recipe)), sort_keys=False, allow_unicode=True)
-    return Code(title, text, public, folded)
+    """A recipe to copy, without local paths: reports are published."""
+    text = yaml.safe_dump(_without_paths(dict(recipe)), sort_keys=False, allow_unicode=True)
+    return Code(title, text, folded)
 
 
 def _without_paths(value: Any) -> Any:

@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matsmerge.checkpoints.opening import local_path
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.opening import open_checkpoint
 from matsmerge.engine.merge_file import read_merge_file
-from matsmerge.errors import DataError
+from matsmerge.errors import CheckpointError, DataError
 from matsmerge.evaluation.results import ENSEMBLE, INDIVIDUAL, Results
 from matsmerge.evaluation.results_folder import RESULTS, read_results
 from matsmerge.reports import merge_details, score_figures, studies
@@ -114,13 +115,11 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
     names = {metric for metric, _ in metrics.values()}
     unit = names.pop() if len(names) == 1 else "score"
     factor = 100.0 if how.in_percent else 1.0
-    recipe = merge["recipe"]
-    used = {str(local_path(entry["model"])) for entry in recipe["models"]}
-    used |= {str(local_path(recipe["base"]))} if recipe.get("base") else set()
-    own = {path.resolve() for path in (folder, folder / MODEL)}
+    used = {one.get("fingerprint") for one in merge.get("inputs", ()) if "source" in one}
+    own = _fingerprint(folder / MODEL if (folder / MODEL).is_dir() else folder)
     rows = []
     for name in results.scores:
-        path = _paths(results).get(name)
+        known = results.models.get(name, {}).get("fingerprint")
         tasks = {}
         for task, (_, reading) in metrics.items():
             score = results.score(name, task)
@@ -137,8 +136,8 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
                 else next(iter(tasks.values()), None)
                 if len(results.tasks) == 1
                 else None,
-                is_reference=name in _NO_MERGES or (path is not None and path in used),
-                is_this=path is not None and local_path(path).resolve() in own,
+                is_reference=name in _NO_MERGES or (known is not None and known in used),
+                is_this=known is not None and known == own,
             )
         )
     return ScoreTable(
@@ -149,6 +148,13 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
         how.higher_is_better,
         1 if how.in_percent else 3,
     )
+
+
+def _fingerprint(folder: Path) -> str | None:
+    try:
+        return fingerprint(open_checkpoint(folder))
+    except CheckpointError:  # the report is of its merge.json all the same
+        return None
 
 
 def _key_figures(table: ScoreTable | None, merge: Mapping[str, Any]) -> list[KeyFigure]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.opening import local_path, open_checkpoint
+from matsmerge.engine.private_paths import read_paths
 from matsmerge.errors import MatsError
 from matsmerge.reports.merge_report import MODEL, read_merge
 from matsmerge.statistics.statistics_file import open_statistics
@@ -27,14 +28,11 @@ def find_subspaces(
 
     `begin` is told of the bytes to decompose, `advance` of those that are done.
     """
-    merge = read_merge(folder)
-    recipe = merge["recipe"]
-    files = {
-        one["name"]: one["statistics"] for one in merge.get("inputs", ()) if "statistics" in one
-    }
-    sources = {one["name"]: one["source"] for one in merge.get("inputs", ()) if "source" in one}
+    has_base = bool(read_merge(folder)["recipe"].get("base"))
+    paths = read_paths(folder / MODEL if (folder / MODEL).is_dir() else folder)
+    files, sources = paths.statistics, paths.models
     names = [name for name in sources if name in files]
-    bases = [recipe["base"]] if recipe.get("base") else []
+    bases = [paths.base] if has_base and paths.base else []
     needed = [*bases, *files.values(), *(sources[name] for name in names)]
     # What would have to be fetched from the hub is not "still there".
     if not names or not all(local_path(place).exists() for place in needed):

@@ -24,6 +24,7 @@ _OWN_FILES = (
     "generation_config.json",
     "adapter_config.json",
     "merge.json",
+    ".paths.json",
     "training.json",
     "*.py",
 )

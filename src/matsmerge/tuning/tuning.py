@@ -109,6 +109,7 @@ def tune(
             recipe = _chosen_recipe(space, chosen)
             search.put_model(chosen, recipe)
             _write(partial, recipe, chosen, trials, options, search)
+            _remove_rest(partial)
         except BaseException:
             if not journal.trials:
                 shutil.rmtree(partial, ignore_errors=True)  # there is nothing to continue
@@ -287,6 +288,13 @@ def _used(
         for source in sources.values() if isinstance(sources, dict) else [sources or ""]:
             places[f"data of {task.name}"] = Path(source) if Path(source).exists() else None
     return {label: place for label, place in places.items() if place is not None}
+
+
+def _remove_rest(folder: Path) -> None:
+    """Remove what killed runs left of their trials."""
+    for path in folder.iterdir():
+        if path.name not in (JOURNAL, RECIPE, MODEL, REPORT, MANIFEST):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _identify(

@@ -1,0 +1,44 @@
+"""Names for what is published: a hub id as it is, of a local path only its last part."""
+
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import Any
+
+from matsmerge.checkpoints.opening import local_path
+
+# What begins like a path, up to where a sentence goes on.
+_PATH = re.compile(r"(?<![\w.~])(?:~|\.{1,2})?/[^\s,;:'\"()]+")
+
+
+def public_name(source: str) -> str:
+    """A hub id as it is; of a local path only its last part, for nobody needs the rest."""
+    if not _is_local(source):
+        return source
+    return PurePath(source).name or local_path(source).resolve().name
+
+
+def without_paths(value: Any) -> Any:
+    """Plain data, such as a recipe, with public names in place of local paths."""
+    if isinstance(value, dict):
+        return {key: without_paths(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [without_paths(part) for part in value]
+    return public_name(value) if isinstance(value, str) else value
+
+
+def public_text(text: str, sources: Iterable[str] = ()) -> str:
+    """A sentence with public names in place of local paths; `sources` may be in it."""
+    for source in sorted(sources, key=len, reverse=True):
+        if _is_local(source) and ("/" in source or "\\" in source):
+            text = text.replace(source, public_name(source))
+    return _PATH.sub(lambda found: PurePath(found[0]).name or found[0], text)
+
+
+def _is_local(source: str) -> bool:
+    if PurePath(source).is_absolute() or source.startswith(("./", "../", "~")) or source == "..":
+        return True
+    try:
+        return bool(source) and local_path(source).exists()
+    except (OSError, ValueError):
+        return False
