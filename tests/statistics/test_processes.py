@@ -11,7 +11,6 @@ from transformers import BertForSequenceClassification
 
 from matsmerge.statistics.statistics_file import open_statistics
 
-
 _KILLED = """
 import os, signal
 from matsmerge.cli.main import main

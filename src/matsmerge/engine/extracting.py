@@ -15,10 +15,10 @@ from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.summary import relative_change
 from matsmerge.engine.adapter_output import AdapterOutput, limited
 from matsmerge.engine.card_metadata import inherit_metadata
-from matsmerge.engine.model_card import public_name
 from matsmerge.engine.plan import make_plan
 from matsmerge.engine.preparing import PreparedMerge
 from matsmerge.engine.progress import Progress, Silent

@@ -11,13 +11,13 @@ from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.opening import Source
+from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, Finish, plan_output
 from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence
 from matsmerge.engine.inputs import Inputs, gather_inputs
 from matsmerge.engine.layout import Layout, make_layout
-from matsmerge.engine.model_card import public_name
 from matsmerge.engine.plan import Plan, SolveJob, make_plan
 from matsmerge.engine.prefix_merging import PrefixMerge, prepare_prefix, without_inputs
 from matsmerge.engine.worker import FINAL
