@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from matsmerge.errors import DataError
-from matsmerge.experiments import packages
-from matsmerge.experiments.packages import PACKAGES, Package, fetch, read_member, read_members
+from matsmerge.experiments import archives
+from matsmerge.experiments.archives import read_member, read_members
+from matsmerge.experiments.packages import PACKAGES, Package, fetch
 
 FILES = {"data/a.txt": b"first", "data/b.txt": b"second", "other.bin": bytes(1000)}
 
@@ -60,7 +61,7 @@ def test_members_of_archives(make: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("make", [zip_of, tar_of, deb_of])
 def test_reading_is_bounded(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
     assert callable(make)
-    monkeypatch.setattr(packages, "MAX_BYTES", 999)
+    monkeypatch.setattr(archives, "MAX_BYTES", 999)
     content = make(FILES)
     assert read_member(content, "data/a.txt") == b"first"
     with pytest.raises(DataError, match="more than 999 bytes|without data.tar"):

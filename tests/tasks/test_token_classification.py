@@ -62,7 +62,7 @@ def test_labels_are_used_where_there_are_any(folder: Path, tmp_path: Path) -> No
         ({"tokens": [], "labels": []}, "the list is empty"),
         ({"tokens": ["a"], "labels": [3]}, "label 3 is out of range; the model has 3 classes"),
         ({"tokens": ["a"], "labels": [-100]}, "no word has both a token and a label"),
-        ({"tokens": "[1", "labels": [0]}, "'tokens': expected a list, found damaged JSON"),
+        ({"tokens": "[1", "labels": [0]}, "'tokens': expected a list: not valid JSON"),
     ],
 )
 def test_wrong_rows(row: dict[str, Any], message: str, folder: Path) -> None:

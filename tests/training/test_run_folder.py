@@ -4,9 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+from damaged_files import mutated_texts
 
 from matsmerge.errors import OutputError
-from matsmerge.training.run_folder import RunFolder, check_target, read_state
+from matsmerge.training.run_folder import RunFolder, check_target, move_state, read_state
 
 
 def checkpoint(folder: RunFolder, step: int, state: str = "{}") -> Path:
@@ -77,3 +78,30 @@ def test_targets(tmp_path: Path) -> None:
         (problem,) = check_target(tmp_path / name, {}, overwrite=True, resume=False)
         assert message in problem
     assert not check_target(tmp_path / "a" / "b", {}, overwrite=False, resume=False)
+
+
+def test_damaged_runs(tmp_path: Path) -> None:
+    state = {
+        "global_step": 90, "max_steps": 100, "epoch": 1.0, "best_metric": 0.5, "log_history": [{}],
+        "best_model_checkpoint": "/somewhere/checkpoint-80", "stateful_callbacks": {},
+    }  # fmt: skip
+    identity = {"model": "x", "options": {"seed": 1}}
+    for number, content in enumerate((identity, state)):
+        for what, text in mutated_texts(content):
+            folder = RunFolder(tmp_path / "out")
+            folder.open(identity, resume=False)
+            path = checkpoint(folder, 90, json.dumps(state))
+            damaged = [folder.path / "run.json", path / "trainer_state.json"][number]
+            damaged.write_bytes(text)
+            folder.close()
+            again = RunFolder(tmp_path / "out")
+            try:
+                last = again.open(identity, resume=True)
+                if last is not None:
+                    move_state(last)
+            except OutputError:
+                assert number == 0, what
+            except Exception as error:
+                raise AssertionError(what) from error
+            finally:
+                again.close()

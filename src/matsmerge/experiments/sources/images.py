@@ -1,7 +1,7 @@
 """Labelled images as data of a task."""
 
-import gzip
 import io
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from matsmerge.errors import DataError
+from matsmerge.experiments.archives import unzip
 from matsmerge.experiments.sources.settings import read_settings
 from matsmerge.tasks.optional_import import import_optional
 
@@ -28,6 +29,12 @@ def write_images(
     says how many at most.
     """
     num_rows = read_settings(settings, {"num_rows": None})["num_rows"]
+    if len(images) != len(labels) or images.ndim < 3 or max(images.shape[1:3]) > SIZE:
+        raise DataError(
+            f"expected images of at most {SIZE} x {SIZE} pixels with a label each, found "
+            f"{len(labels)} labels and an array of {' x '.join(map(str, images.shape))}; the "
+            "package is damaged. Delete it in the cache, and it is fetched again"
+        )
     seen: set[bytes] = set()
     chosen: list[dict[str, Any]] = []
     for n in np.random.default_rng(0).permutation(len(images)):
@@ -53,12 +60,19 @@ def with_margin(images: Images) -> Images:
 def read_idx(content: bytes) -> Images:
     """An array as MNIST stores it: sizes as big-endian numbers, then bytes; also gzipped."""
     if content[:2] == b"\x1f\x8b":
-        content = gzip.decompress(content)
+        content = unzip(content, "an array in the IDX format")
     if content[:3] != b"\x00\x00\x08":
         raise DataError("expected an array of bytes in the IDX format, found something else")
-    num_sizes = content[3]
-    shape = np.frombuffer(content, ">u4", num_sizes, offset=4).tolist()
-    return np.frombuffer(content, np.uint8, offset=4 + 4 * num_sizes).reshape(shape)
+    num_sizes = content[3] if len(content) > 3 else 0
+    begin = 4 + 4 * num_sizes
+    shape = [int.from_bytes(content[i : i + 4], "big") for i in range(4, begin, 4)]
+    num = len(content) - begin
+    if not 1 <= num_sizes <= 4 or math.prod(shape) != num:
+        raise DataError(
+            f"an array in the IDX format: expected {' x '.join(map(str, shape[:4]))} bytes, "
+            f"found {num}; it is damaged. Delete the package in the cache, and it is fetched again"
+        )
+    return np.frombuffer(content, np.uint8, offset=begin).reshape(shape)
 
 
 def _png(image: npt.NDArray[np.uint8]) -> bytes:

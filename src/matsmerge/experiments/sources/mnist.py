@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from matsmerge.experiments.packages import fetch, read_member
+from matsmerge.experiments.archives import read_member
+from matsmerge.experiments.packages import fetch
 from matsmerge.experiments.sources.images import read_idx, write_images
 
 

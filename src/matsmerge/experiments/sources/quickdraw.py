@@ -4,7 +4,6 @@
 pre-trained on.
 """
 
-import gzip
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from matsmerge.experiments.packages import fetch, read_members
+from matsmerge.experiments.archives import read_members, refuse_damage, unzip
+from matsmerge.experiments.packages import fetch
 from matsmerge.experiments.sources.images import Images, write_images
 
 ANIMALS = (
@@ -56,6 +56,9 @@ def read_drawings(wanted: Callable[[str], bool]) -> tuple[Images, list[str]]:
 
 def _read(content: bytes) -> Images:
     """A drawing is a line of numbers from 0 to 1."""
-    lines = gzip.decompress(content).splitlines()
-    values = np.array([json.loads(line) for line in lines])
-    return (255 * values).round().clip(0, 255).astype(np.uint8).reshape(-1, 28, 28)
+    lines = unzip(content, "drawings").splitlines()
+    with refuse_damage("drawings"):
+        values = np.array([json.loads(line) for line in lines], np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError("a shade that is no number")
+        return (255 * values).round().clip(0, 255).astype(np.uint8).reshape(-1, 28, 28)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from matsmerge.experiments.packages import fetch, read_member
+from matsmerge.experiments.archives import read_member, refuse_damage
+from matsmerge.experiments.packages import fetch
 from matsmerge.experiments.sources.texts import write_texts
 
 _UNDECIDED = 0.5  # mean ratings nearer to 0
@@ -38,6 +39,8 @@ def _rated(name: str) -> Iterator[tuple[str, str]]:
     inner = read_member(fetch("vaderSentiment"), "*/hutto_ICWSM_2014.tar.gz")
     content = read_member(inner, f"*/{name}_GroundTruth.txt").decode("utf-8", "replace")
     for line in content.splitlines():
-        _, rating, text = line.split("\t", 2)
-        if abs(float(rating)) >= _UNDECIDED:
-            yield text, "positive" if float(rating) > 0 else "negative"
+        with refuse_damage(f"the texts {name}"):
+            _, rating, text = line.split("\t", 2)
+            value = float(rating)
+        if abs(value) >= _UNDECIDED:
+            yield text, "positive" if value > 0 else "negative"
