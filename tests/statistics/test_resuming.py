@@ -160,7 +160,35 @@ def test_a_killed_collection_ends_in_the_same_bytes(tmp_path: Path) -> None:
     assert collect(["-m", "matsmerge"], "killed.safetensors", "--resume") == 0
     whole, killed = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("whole", "killed"))
     assert whole == killed
+    # Killed when the file was there, and the partial one still: it is tidied up, and no more.
+    (tmp_path / ".killed.safetensors.partial").write_bytes(b"")
+    assert collect(["-m", "matsmerge"], "killed.safetensors", "--resume") == 0
+    assert (tmp_path / "killed.safetensors").read_bytes() == whole
+    assert collect(["-m", "matsmerge"], "killed.safetensors", "--resume", "--seed", "1") == 1
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
+
+
+def test_batches_are_not_taken_for_finished(tmp_path: Path) -> None:
+    """Nobody knows whether batches given from Python are those that a file was made from."""
+    out, model = tmp_path / "s.safetensors", nn.Linear(3, 2)
+    matsmerge.collect(model, [torch.ones(4, 3)], out=out)
+    with pytest.raises(matsmerge.OutputError, match="exists already; replace it"):
+        matsmerge.collect(model, [torch.zeros(4, 3)], out=out, resume=True)
+    found = matsmerge.collect(model, [torch.zeros(4, 3)], out=out, resume=True, overwrite=True)
+    assert float(found.gram("").sum()) == 0
+
+
+def test_interrupting_while_saving_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(path: Path) -> None:
+        assert path.exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("matsmerge.statistics.statistics_file._sync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        matsmerge.collect(nn.Linear(3, 2), [torch.ones(4, 3)], out=tmp_path / "s.safetensors")
+    assert list(tmp_path.iterdir()) == []
 
 
 # Partial files that are damaged

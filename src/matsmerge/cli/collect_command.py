@@ -220,7 +220,7 @@ def collect(
     parse_dtype(dtype)
     targets = _targets(models, out or [])
     for target in targets:
-        check_output(target, overwrite=overwrite, resume=resume)
+        check_output(target, overwrite=overwrite, resume=resume, may_be_finished=resume)
     asked = _asked(
         len(models),
         task or [],
@@ -272,7 +272,7 @@ def collect(
         if not quiet and not as_json:
             display.show_notes(prepared.notes)
         with display.example_bar(prepared.num_examples, quiet=quiet or as_json) as bar:
-            collected = prepared.run(Output(target, dtype, resume=resume), bar)
+            collected = prepared.run(Output(target, dtype, resume, overwrite), bar)
         if not quiet and not as_json:
             display.show_notes(prepared.collection.notes)
         if process.is_first and as_json:

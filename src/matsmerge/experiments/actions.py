@@ -87,7 +87,7 @@ def collect(settings: Settings, needs: Needs, out: Path) -> Found:
     )  # fmt: skip
     (out / STATISTICS).unlink(missing_ok=True)
     prepared = prepare(loaded, read_split(task, settings["split"]), options, choice)
-    prepared.run(Output(out / STATISTICS, resume=True))
+    prepared.run(Output(out / STATISTICS, resume=True, overwrite=True))
     return {"num_examples": prepared.num_examples}
 
 

@@ -28,7 +28,12 @@ from matsmerge.statistics.processes import (
 )
 from matsmerge.statistics.shown_batch import count_examples
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics, public_name
-from matsmerge.statistics.statistics_file import parse_dtype, save_statistics
+from matsmerge.statistics.statistics_file import (
+    open_statistics,
+    parse_dtype,
+    read_identity,
+    save_statistics,
+)
 from matsmerge.tasks.parameter_names import match_names
 from matsmerge.whole_folder import name_problems
 
@@ -75,7 +80,7 @@ def collect(
     """
     checked = make_options(statistics=statistics, **options)
     parse_dtype(dtype)
-    output = None if out is None else Output(local_path(out), dtype, resume=resume)
+    output = None if out is None else Output(local_path(out), dtype, resume, overwrite)
     if output is not None:
         check_output(output.path, overwrite=overwrite, resume=resume)
     source = open_checkpoint(model if checkpoint is None else checkpoint)
@@ -104,6 +109,7 @@ class Output:
     path: Path
     dtype: str = "float32"
     resume: bool = False
+    overwrite: bool = False
 
 
 def run(
@@ -122,10 +128,13 @@ def run(
     """
     progress = progress or NoProgress()
     process = this_process()
-    partial = None
+    partial, identity = None, ""
     if output is not None:
-        identity = _identity(collection.options, model, data, process, plan)
-        partial = PartialFile(output.path, identity, process.suffix)
+        identity = _identity(output, collection.options, model, data, process, plan)
+        partial = PartialFile(output.path, f"{identity} {process.suffix}", process.suffix)
+        if output.resume and not output.overwrite and output.path.exists():
+            assert data.fingerprint, "batches that nobody can tell from others"
+            return _finished(output.path, identity, partial)
     interruption = Interruption()
     with collection.running(), interruption.watching():
         num_done = 0
@@ -152,7 +161,7 @@ def run(
         total = add_over_processes(collection.statistics(model, (data,)))
         if output is not None and process.is_first:
             try:
-                save_statistics(total, output.path, output.dtype)
+                save_statistics(total, output.path, output.dtype, identity=identity)
             except OutputError:
                 assert partial is not None
                 with contextlib.suppress(OutputError):
@@ -191,27 +200,47 @@ def _skip(
         )
 
 
-def _identity(options: Options, model: Origin, data: Origin, process: Process, plan: str) -> str:
+def _finished(path: Path, identity: str, partial: PartialFile) -> Statistics:
+    """What this very collection wrote, if it was killed just before it could tidy up."""
+    if read_identity(path) != identity:
+        raise OutputError(
+            f"{path}: exists already, and is of another model, other data or other options; "
+            "replace it with --overwrite"
+        )
+    wait_for_processes()
+    partial.remove()
+    return open_statistics(path)
+
+
+def _identity(
+    output: Output, options: Options, model: Origin, data: Origin, process: Process, plan: str
+) -> str:
     """What must be the same for a collection to be continued."""
     content: Mapping[str, object] = {
+        "dtype": output.dtype,
         "options": options.model_dump(mode="json"),
         "model": model.fingerprint,
         "data": data.fingerprint,
-        "process": process.suffix,
+        "num_processes": process.num_processes,
         "plan": plan,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def check_output(target: Path, *, overwrite: bool, resume: bool) -> None:
-    """Refuse a file that must not or cannot be written, before any work."""
+def check_output(
+    target: Path, *, overwrite: bool, resume: bool, may_be_finished: bool = False
+) -> None:
+    """Refuse a file that must not or cannot be written, before any work.
+
+    One that `may_be_finished` is looked at again when it is known what will be collected.
+    """
     if problems := name_problems(target):
         raise OutputError(problems)
     if target.suffix != ".safetensors":
         problems.append(f"{target}: statistics are one file; let its name end in .safetensors")
     if target.is_dir():
         problems.append(f"{target}: is a folder, expected the name of a file to write")
-    elif target.exists() and not overwrite:
+    elif target.exists() and not overwrite and not (may_be_finished and read_identity(target)):
         problems.append(f"{target}: exists already; replace it with --overwrite")
     unfinished = partial_path(target, this_process().suffix)
     if unfinished.exists() and not (overwrite or resume):

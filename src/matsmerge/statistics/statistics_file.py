@@ -10,13 +10,11 @@ from typing import Annotated
 
 import torch
 from pydantic import BaseModel, Field
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import TensorSpec, dtype_name, first_line
 from matsmerge.checkpoints.opening import local_path
-from matsmerge.checkpoints.safetensors_header import has_metadata, read_header
+from matsmerge.checkpoints.safetensors_header import encode_header, has_metadata, read_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError, OutputError, RecipeError, StatisticsError
 from matsmerge.guarded_files import parse_as, parse_json
@@ -24,6 +22,7 @@ from matsmerge.linalg.triangle import is_triangle
 from matsmerge.statistics.statistics import FORMAT_VERSION, Form, Header, Statistics
 
 _METADATA_KEY = "matsmerge_statistics"
+_IDENTITY_KEY = "matsmerge_collection"  # a digest, by which --resume knows what is finished
 _FORMS: Mapping[str, tuple[Form, ...]] = {  # of each kind of array
     "inputs": ("symmetric", "diagonal"),
     "mean": ("full",),
@@ -127,31 +126,53 @@ def _has_form(spec: TensorSpec, form: Form) -> bool:
     return len(spec.shape) == dims.get(form, len(spec.shape))
 
 
-def save_statistics(statistics: Statistics, path: str | Path, dtype: str = "float32") -> None:
-    """Write a file that is complete or not there."""
+def read_identity(path: Path) -> str | None:
+    """The identity of the collection that wrote a file; None if none did."""
+    if not path.is_file():
+        return None
+    with contextlib.suppress(CheckpointError):
+        return read_header(path).metadata.get(_IDENTITY_KEY)
+    return None
+
+
+def save_statistics(
+    statistics: Statistics,
+    path: str | Path,
+    dtype: str = "float32",
+    *,
+    identity: str | None = None,
+) -> None:
+    """Write a file that is complete or not there; `identity` is that of its collection."""
     stored = parse_dtype(dtype)
     arrays: dict[str, Tensor] = {}
     for name in statistics.arrays.specs:
         values = statistics.arrays[name]
         arrays[name] = values.to(stored) if values.is_floating_point() else values
-    write_arrays(local_path(path), arrays, {_METADATA_KEY: statistics.header.model_dump_json()})
+    metadata = {_METADATA_KEY: statistics.header.model_dump_json()}
+    if identity is not None:
+        metadata[_IDENTITY_KEY] = identity
+    write_arrays(local_path(path), arrays, metadata)
 
 
-def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write a safetensors file that is complete or not there."""
+def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file that is complete or not there; the same bytes for the same arrays.
+
+    Not by the library: it puts metadata in an order that changes from run to run.
+    """
+    specs = {name: TensorSpec(v.dtype, tuple(v.shape)) for name, v in arrays.items()}
+    encoded, _ = encode_header(specs, metadata)
     temporary = temporary_path(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole = {name: values.contiguous() for name, values in arrays.items()}
-        save_file(whole, temporary, metadata=metadata)
-        temporary.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner reads
+        with temporary.open("wb") as opened:
+            opened.write(encoded)
+            for values in arrays.values():
+                opened.write(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
         _sync(temporary)
         temporary.replace(file)
         _sync(file.parent)
-    except (OSError, SafetensorError) as error:
-        full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-        full = full or "No space left" in str(error)
-        reason = "the disk is full" if full else first_line(error)
+    except OSError as error:
+        reason = "the disk is full" if error.errno == errno.ENOSPC else first_line(error)
         raise OutputError(f"{file}: cannot be written ({reason})") from error
     finally:  # also when interrupted
         with contextlib.suppress(OSError):
@@ -161,13 +182,6 @@ def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: dict[str, s
 def temporary_path(file: Path) -> Path:
     """Where a file is while it is written; always the same, so that the next run replaces it."""
     return file.with_name(f".{file.name}.tmp")
-
-
-def _umask() -> int:
-    """What new files may not be; it can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _sync(path: Path) -> None:
