@@ -14,7 +14,6 @@ from torch import Tensor
 
 import matsmerge
 from matsmerge import ResourceError
-from matsmerge.checkpoints import in_memory
 from matsmerge.cli import main
 from matsmerge.engine import merging, output_folder, preparing, worker
 from matsmerge.engine.output_folder import staging_path
@@ -104,7 +103,7 @@ def test_before_the_work(
     assert "Traceback" not in printed
     torch.save({"a": torch.ones(1)}, tmp_path / "x.bin")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(in_memory.torch, "load", fail(error))
+        patch.setattr(torch, "load", fail(error))
         assert main.run(["inspect", str(tmp_path / "x.bin")]) == 1
     assert "gave out" in capsys.readouterr().err
 

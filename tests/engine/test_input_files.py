@@ -20,6 +20,7 @@ import matsmerge
 from matsmerge import CheckpointError, OutputError
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.engine import merging, output_folder, plan
+from matsmerge.engine.measuring import measure
 from matsmerge.engine.output_folder import staging_path
 
 NUM_ELEMENTS = 100_000
@@ -151,7 +152,6 @@ def test_a_change_while_merging(
             os.utime(file, ns=(before, before))
         return measure(*arguments)
 
-    measure = merging.measure
     monkeypatch.setattr(merging, "measure", change)
     options: dict[str, Any] = {"out": tmp_path / "out", "verify": verify} if folder else {}
     with pytest.raises(CheckpointError, match="m1/model.safetensors: was changed while"):

@@ -383,7 +383,8 @@ def test_a_failing_resume_keeps_what_was_done(
 
 def test_left_overs_of_a_killed_overwrite(models: list[Path], tmp_path: Path) -> None:
     out = matsmerge.merge(models, out=tmp_path / "out")
-    for options in ({"overwrite": True}, {"resume": True}):
+    choices: list[dict[str, Any]] = [{"overwrite": True}, {"resume": True}]
+    for options in choices:
         (staging_path(out) / "replaced").mkdir(parents=True)
         (staging_path(out) / "replaced" / "x").write_text("")
         if options.get("resume"):  # as if the new one had been put in place never
