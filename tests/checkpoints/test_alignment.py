@@ -179,3 +179,13 @@ def test_a_tied_weight_can_be_a_head(make_state: Make, tmp_path: Path) -> None:
     assert "embed.weight" in open_checkpoint(out).specs
     head = open_checkpoint(out / "heads" / "m1.safetensors")
     assert torch.equal(head["lm_head.weight"], models["m1"]["lm_head.weight"])
+
+
+def test_notes_and_names_of_many_tensors_are_short() -> None:
+    odd = {f"position_ids.{i}": torch.arange(2) for i in range(1000)}
+    base = {"w": torch.ones(3), **odd}
+    (note,) = align({"a": open_checkpoint({"w": torch.ones(3)})}, open_checkpoint(base)).notes
+    assert note.endswith("and 992 more")
+    long = {"x." * 50_000 + "w": torch.ones(3)}  # not split at each of its dots
+    with pytest.raises(AlignmentError):
+        align({"a": open_checkpoint({"w": torch.ones(3)}), "b": open_checkpoint(long)}, None)

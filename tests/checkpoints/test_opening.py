@@ -110,7 +110,7 @@ def test_non_contiguous_and_overlapping_tensors() -> None:
         ({"weight_map": {"a": ""}}, "not a file name in its folder"),
         ({"weight_map": {"a": "x" * 300}}, "not a file name in its folder"),
         ({"weight_map": {"a": "x\0.safetensors"}}, "not a file name in its folder"),
-        ({"weight_map": {"a": "\ud800"}}, "not a file name in its folder"),
+        ({"weight_map": {"a": "\ud800"}}, "half a character"),
         ({"weight_map": {"a": "pipe.safetensors"}}, "which is not a regular file"),
         ({"weight_map": {"a": 3}}, "not a checkpoint index: weight_map.a: .* string, found 3"),
         ({"weight_map": {f"a{i}": f"{i}" for i in range(99)}}, "and 91 more"),
@@ -203,6 +203,12 @@ def test_links_out_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "m" / "model.safetensors").symlink_to(tmp_path / "outside.safetensors")
     with pytest.raises(CheckpointError, match="outside of its folder"):
         open_checkpoint(tmp_path / "m")
+
+
+def test_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match="model.safetensors: cannot be read"):
+        open_checkpoint(tmp_path)
 
 
 class Evil:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from matsmerge.cli import merge_command
+from matsmerge.cli import display, merge_command
 from matsmerge.version import __version__
 
 State = dict[str, Tensor]
@@ -200,6 +200,13 @@ def test_inspect_of_many_ties_is_short(mats: Run, tmp_path: Path) -> None:
     assert code == 0
     assert "and 488 more that are tied" in out
     assert len(out.splitlines()) < 30
+
+
+def test_not_more_errors_than_anybody_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    display.show_problems([f"problem {i}" for i in range(5000)])
+    printed = capsys.readouterr().err
+    assert len(printed.splitlines()) == 101
+    assert "and 4900 more like these" in printed
 
 
 def test_inspect_two(mats: Run, models: list[Path], save_model: Callable[..., Path]) -> None:

@@ -316,10 +316,10 @@ def test_failures_at_the_very_end_can_be_resumed(
     out = tmp_path / "out"
     plain = matsmerge.merge(models, models[0], "average", out=tmp_path / "plain")
 
-    def fail(*arguments: Any) -> None:
+    def fail(*arguments: Any, **keywords: Any) -> None:
         if moment != "manifest" or str(arguments[0]).endswith("merge.json"):
             raise OSError(5, "Input/output error")
-        original(*arguments)
+        original(*arguments, **keywords)
 
     original: Any = Path.write_text
     with monkeypatch.context() as patch:
@@ -476,7 +476,10 @@ def test_killed_before_any_operation_on_files(
 def test_odd_places(models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
-    for place in (".", "/", "dangling"):
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(OutputError, match="cannot be written to"):
+        matsmerge.merge(models, out="circle/out")
+    for place in (".", "/", "dangling", "circle"):
         with pytest.raises(OutputError, match="not the name of a folder"):
             matsmerge.merge(models, out=place)
     first = matsmerge.merge(models, out="out")

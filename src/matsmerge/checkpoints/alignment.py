@@ -99,12 +99,12 @@ def align(
             own[name] |= {n: table.pop(n) for n in list(table) if n in found}
         notes.append(
             "kept apart as each model's own head, not merged (they differ in size, or the base "
-            f"lacks them): {', '.join(sorted(found))}"
+            f"lacks them): {_listing(sorted(found))}"
         )
 
     unused = _unused_buffers(base, tables)
     if unused:
-        notes.append(f"buffers of the base that no model has, not used: {', '.join(unused)}")
+        notes.append(f"buffers of the base that no model has, not used: {_listing(unused)}")
     problems = [*_differences(everyone, tables, dtype), *tokenizer_problems]
     if problems:
         raise AlignmentError(problems)

@@ -149,12 +149,8 @@ def _shards(folder: Path, index: Path) -> dict[Path, list[str]]:
 
 def _is_file_name(name: str) -> bool:
     """Can a file of this name be in a folder?"""
-    try:
-        num_bytes = len(name.encode())
-    except UnicodeEncodeError:
-        return False
     is_plain = Path(name).name == name and name not in ("", "..") and "\0" not in name
-    return is_plain and num_bytes <= _MAX_NAME_BYTES
+    return is_plain and len(name.encode()) <= _MAX_NAME_BYTES
 
 
 def _check_index(index: Path, shards: Mapping[Path, list[str]], checkpoint: Checkpoint) -> None:
@@ -183,7 +179,10 @@ def contained(folder: Path, name: str) -> Path:
     The hub's cache keeps `snapshots/REVISION/file` as links to `blobs/`; those are followed.
     """
     path = folder / name
-    target = path.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
     allowed = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
         allowed.append(folder.resolve().parent.parent / "blobs")

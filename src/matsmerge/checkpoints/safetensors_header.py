@@ -19,7 +19,7 @@ import torch
 
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.errors import CheckpointError
-from matsmerge.guarded_files import open_regular
+from matsmerge.guarded_files import check_unicode, open_regular
 
 DTYPES = {
     "F64": torch.float64,
@@ -95,11 +95,11 @@ def too_many_tensors(path: Path) -> str:
 
 def _parse(path: Path, raw: bytes, size: int) -> Header:
     try:
-        entries = json.loads(raw.decode(), object_pairs_hook=without_duplicates)
+        text = raw.decode()
+        entries = json.loads(text, object_pairs_hook=without_duplicates)
         if not isinstance(entries, dict):
             raise ValueError("not a JSON object")
-        if b"\\u" in raw:  # half a surrogate pair is no character, and cannot be written again
-            json.dumps(entries, ensure_ascii=False).encode()
+        check_unicode(text, entries)
         metadata = entries.pop("__metadata__", None) or {}
         if not isinstance(metadata, dict):
             raise ValueError("__metadata__ is not an object")

@@ -25,6 +25,7 @@ from rich.text import Text
 _PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 stdout = Console(**_PLAIN)
 stderr = Console(stderr=True, **_PLAIN)
+_MAX_PROBLEMS = 100
 
 
 class PlainColumn(TextColumn):
@@ -141,7 +142,9 @@ def show_notes(notes: Iterable[str]) -> None:
 
 
 def show_problems(problems: Sequence[str]) -> None:
-    for problem in problems:
+    left = len(problems) - _MAX_PROBLEMS
+    shown = [*problems[:_MAX_PROBLEMS], f"and {left} more like these"] if left > 0 else problems
+    for problem in shown:
         stderr.print("error: ", style="bold red", end="")
         stderr.print(problem, soft_wrap=True)
 

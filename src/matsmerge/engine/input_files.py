@@ -130,7 +130,10 @@ def find_input_files(prepared: PreparedMerge) -> InputFiles:
     if prepared.pretrained is not None:
         checkpoints.append(prepared.pretrained)
     checkpoints += [one.statistics.arrays for one in prepared.evidence]
-    found = {file.path: file for checkpoint in checkpoints for file in checkpoint.files}
+    found: dict[Path, InputFile] = {}  # as each was when it was opened first
+    for checkpoint in checkpoints:
+        for file in checkpoint.files:
+            found.setdefault(file.path, file)
     configs = [c.folder / CONFIG for c in checkpoints if c.folder is not None]
     for path in (*(path for path in configs if path.is_file()), *prepared.companions):
         found.setdefault(path, look_at(path))

@@ -278,8 +278,9 @@ def check_target(
     """Refuse an output that must not or cannot be written, before any work."""
     try:
         problems = list(_target_problems(target, num_bytes, inputs, overwrite, resume))
-    except OSError as error:
-        problems = [f"{target}: cannot be written to ({error.strerror}); choose another --out"]
+    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
+        reason = getattr(error, "strerror", None) or error
+        problems = [f"{target}: cannot be written to ({reason}); choose another --out"]
     if problems:
         raise OutputError(problems)
 

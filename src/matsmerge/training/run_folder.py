@@ -157,8 +157,9 @@ def check_target(
     """Why an output must not or cannot be written; nothing if it can."""
     try:
         return _problems(target, inputs, overwrite, resume)
-    except OSError as error:
-        return [f"{target}: cannot be written to ({error.strerror}); choose another --out"]
+    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
+        reason = getattr(error, "strerror", None) or error
+        return [f"{target}: cannot be written to ({reason}); choose another --out"]
 
 
 def _problems(target: Path, inputs: Mapping[str, Path], overwrite: bool, resume: bool) -> list[str]:
