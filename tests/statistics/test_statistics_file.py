@@ -14,7 +14,7 @@ from torch import nn
 import matsmerge
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.statistics.combining import combine
-from matsmerge.statistics.statistics import check_belongs, public_name
+from matsmerge.statistics.statistics import check_belongs
 from matsmerge.statistics.statistics_file import is_statistics_file, open_statistics
 
 KEY = "matsmerge_statistics"
@@ -161,26 +161,6 @@ def test_float16_is_too_narrow(model: nn.Linear, tmp_path: Path) -> None:
         )
     with pytest.raises(matsmerge.OutputError, match=r"\.safetensors"):
         matsmerge.collect(model, [torch.randn(5, 3)], out=tmp_path / "s.pt")
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("owner/name", "owner/name"),
-        ("owner/name:config@v1 (train)", "owner/name:config@v1 (train)"),
-        ("{here}/d (copy).jsonl", "d (copy).jsonl"),
-        ("{here}/d (copy).jsonl (train)", "d (copy).jsonl (train)"),
-        ("{here}/gone.jsonl", "gone.jsonl"),
-        ("/home/somebody/gone.jsonl (test)", "gone.jsonl (test)"),
-        ("../somewhere/gone", "gone"),
-        ("batches", "batches"),
-        ("x" * 1000, "x" * 1000),
-        ("a\0b", "a\0b"),
-    ],
-)
-def test_public_names(name: str, expected: str, tmp_path: Path) -> None:
-    (tmp_path / "d (copy).jsonl").touch()
-    assert public_name(name.format(here=tmp_path)) == expected
 
 
 def test_names_that_are_given_are_made_public(model: nn.Linear, tmp_path: Path) -> None:

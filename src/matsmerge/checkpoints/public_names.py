@@ -7,15 +7,22 @@ from typing import Any
 
 from matsmerge.checkpoints.opening import local_path
 
+_SPLIT = re.compile(r"(.+?)( \([^()/]*\))")
 # What begins like a path, up to where a sentence goes on.
 _PATH = re.compile(r"(?<![\w.~])(?:~|\.{1,2})?/[^\s,;:'\"()]+")
 
 
 def public_name(source: str) -> str:
-    """A hub id as it is; of a local path only its last part, for nobody needs the rest."""
+    """A hub id as it is; of a local path only its last part, for nobody needs the rest.
+
+    Data may have a split behind its name, `rows.jsonl (train)`, which stays.
+    """
+    if not _is_local(source) and (found := _SPLIT.fullmatch(source)):
+        return f"{public_name(found[1])}{found[2]}"
     if not _is_local(source):
         return source
-    return PurePath(source).name or local_path(source).resolve().name
+    name = PurePath(source).name
+    return name if name not in ("", "..") else local_path(source).resolve().name
 
 
 def without_paths(value: Any) -> Any:

@@ -16,6 +16,7 @@ from torch import nn
 
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.opening import Source, local_path, open_checkpoint
+from matsmerge.checkpoints.public_names import public_name
 from matsmerge.errors import DataError, OutputError, StatisticsError
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.options import Options, make_options
@@ -27,7 +28,7 @@ from matsmerge.statistics.processes import (
     wait_for_processes,
 )
 from matsmerge.statistics.shown_batch import count_examples
-from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics, public_name
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
 from matsmerge.statistics.statistics_file import (
     open_statistics,
     parse_dtype,

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.public_names import public_name
 from matsmerge.errors import RecipeError
 from matsmerge.statistics.collecting import Output, Progress, run
 from matsmerge.statistics.collection import Collection
 from matsmerge.statistics.options import Options
 from matsmerge.statistics.processes import this_process
-from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics, public_name
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
 from matsmerge.tasks.batching import make_batches
 from matsmerge.tasks.data import Data, fingerprint_rows
 from matsmerge.tasks.model_loading import LoadedModel

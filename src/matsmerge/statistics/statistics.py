@@ -14,7 +14,6 @@ of examples. With these scales the Fisher of a weight in torch's layout (out, in
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,7 +22,6 @@ from torch import Tensor
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
-from matsmerge.checkpoints.opening import local_path
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.statistics.options import Kind, Options
@@ -67,24 +65,6 @@ class Origin(_Part):
     name: str
     fingerprint: str
     split: str | None = None
-
-
-def public_name(name: str) -> str:
-    """A name to publish: a hub id as it is; of a path, with or without a split, the last part."""
-    source, split = name, ""
-    if not _is_there(Path(name)) and (found := _SPLIT.fullmatch(name)):
-        source, split = found.groups()
-    path = local_path(source)
-    if _is_there(path):
-        return f"{path.resolve().name}{split}"
-    return f"{path.name}{split}" if path.is_absolute() or source.startswith(".") else name
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except (OSError, ValueError):  # what cannot be a path
-        return False
 
 
 class Header(_Part):

@@ -9,6 +9,7 @@ from typing import Any
 
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.opening import local_path
+from matsmerge.checkpoints.public_names import public_name
 from matsmerge.errors import DataError, MatsError, RecipeError
 from matsmerge.tasks.data import Data, fingerprint_rows
 from matsmerge.tasks.splits import read_split
@@ -41,7 +42,7 @@ class Rows:
     def described(self) -> dict[str, Any]:
         rows = (self.data.rows[n] for n in self.numbers)
         return {
-            "data": _public_name(self.data.name),
+            "data": public_name(self.data.name),
             "num_examples": len(self.numbers),
             "fingerprint": fingerprint_rows(rows, self.data.folder),
         }
@@ -248,13 +249,6 @@ def _notes(tasks: Sequence[PreparedTask], start: Start) -> list[str]:
                 f"keep their names, so add labels: {json.dumps(names)} to the task file"
             )
     return notes
-
-
-def _public_name(name: str) -> str:
-    """A name to publish: a hub id as it is, the last part of a path."""
-    source, parenthesis, split = name.partition(" (")  # of splits made from one source
-    path = local_path(source)
-    return f"{path.resolve().name}{parenthesis}{split}" if path.exists() else name
 
 
 def inputs_of(prepared: PreparedTraining) -> Mapping[str, Path]:
