@@ -14,6 +14,7 @@ from matsmerge.engine.merging import merge_in_memory, merge_to_folder
 from matsmerge.engine.output_folder import check_target
 from matsmerge.engine.preparing import PreparedMerge, prepare
 from matsmerge.errors import RecipeError, closest
+from matsmerge.limits import MOST_KEPT
 from matsmerge.recipes.recipe import make_recipe, short_names
 
 Models = Sequence[Source] | Mapping[str, Source]
@@ -162,6 +163,8 @@ def merge_trajectory(
     """The merged state dict after each of these iterations of the last solver, from one run."""
     if isinstance(iterations, int) or not iterations:
         raise RecipeError(f"iterations: expected a list such as [10, 20], found {iterations!r}")
+    if len(iterations) > MOST_KEPT:
+        raise RecipeError(f"iterations: {len(iterations):,} models; {MOST_KEPT:,} are possible")
     recipe = {
         "overrides": list(overrides),
         "heads": heads,

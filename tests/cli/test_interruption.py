@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM at any moment: one line, an exit code, no half output."""
 
+import os
 import re
 import signal
 import subprocess
@@ -9,9 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from matsmerge.cli import interruption, main
+from matsmerge.engine.output_folder import staging_path
+from matsmerge.engine.plan import JOB_ELEMENTS
 
 State = dict[str, Tensor]
 
@@ -58,6 +62,57 @@ def test_at_any_moment(
             assert len(re.findall("error: interrupted", err)) == 1
         assert out.exists() == (process.returncode == 0)
         assert not out.exists() or (out / "merge.json").exists()
+
+
+SLOW = """
+import sys, time
+from matsmerge.cli import main
+from matsmerge.engine import worker
+merge = worker.Worker.merge
+def slow(self, job, **keywords):
+    time.sleep(0.05)
+    return merge(self, job, **keywords)
+worker.Worker.merge = slow
+main.main()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_end_with_it_and_say_nothing(
+    save_model: Callable[..., Path], tmp_path: Path, number: int
+) -> None:
+    """A terminal sends Ctrl-C to all processes of a command, and some tools SIGTERM."""
+    models = [
+        f"--model={save_model(f'm{i}', {'w': torch.full((12 * JOB_ELEMENTS,), i).half()})}"
+        for i in range(2)
+    ]
+    out = tmp_path / "out"
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW, "merge", *models, "-o", out, "--workers", "2"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    journal = staging_path(out) / "journal.jsonl"
+    deadline = time.monotonic() + 60
+    while not (journal.exists() and '"jobs"' in journal.read_text()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.killpg(process.pid, number)
+    printed, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert printed == ""
+    assert [line for line in err.splitlines() if "merging" not in line and line] == [
+        "error: interrupted; continue with --resume"
+    ]
+    assert not out.exists()
+    while time.monotonic() < deadline:  # the kernel may take a moment to end the workers
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            break
+        time.sleep(0.01)
+    else:
+        pytest.fail("a worker is still there")
 
 
 SWALLOWED = """

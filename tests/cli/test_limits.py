@@ -11,6 +11,7 @@ import pytest
 import typer
 from torch import Tensor
 
+import matsmerge
 from matsmerge.cli import commands
 from matsmerge.engine.executor import LocalExecutor
 from matsmerge.engine.machine import num_cores, parse_bytes
@@ -141,6 +142,11 @@ def test_a_long_trajectory_takes_no_memory(tmp_path: Path) -> None:
     )  # fmt: skip
     assert result.returncode == 1
     assert "1,000,000,000 models to write" in result.stderr
+
+
+def test_trajectories_from_python() -> None:
+    with pytest.raises(RecipeError, match="1,000,000,000 models"):
+        matsmerge.merge_trajectory([{}], None, "actmat", iterations=range(10**9))
 
 
 def test_recipes() -> None:

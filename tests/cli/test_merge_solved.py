@@ -92,7 +92,7 @@ def test_trajectory_and_trace(mats: Run, arguments: list[str], tmp_path: Path) -
     )  # fmt: skip
     assert code == 0, error
     assert {p.name for p in out.iterdir()} == {
-        "iteration-2", "iteration-4", "iteration-6", "merge.json",
+        "iteration-2", "iteration-4", "iteration-6", "merge.json", ".paths.json", ".gitignore",
     }  # fmt: skip
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     assert {"parameter", "iteration", "residual", "objective_value"} <= lines[0].keys()

@@ -82,7 +82,7 @@ def test_a_trajectory_is_several_models(folders: list[Path], tmp_path: Path) -> 
     out = merge_to_folder(prepare(recipe), tmp_path / "out", trace=trace)
     steps = matsmerge.merge_trajectory(folders[1:], folders[0], "mats", iterations=[2, 5, 40])
     assert sorted(p.name for p in out.iterdir()) == [
-        "iteration-2", "iteration-40", "iteration-5", "merge.json",
+        ".gitignore", ".paths.json", "iteration-2", "iteration-40", "iteration-5", "merge.json",
     ]  # fmt: skip
     for at in (2, 5, 40):
         folder = out / f"iteration-{at}"

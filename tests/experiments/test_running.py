@@ -13,6 +13,7 @@ import pytest
 import yaml
 from tiny_suite import METHODS, make_base, make_data, tiny_suite
 
+from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.errors import DataError, OutputError, ResourceError
 from matsmerge.experiments.actions import ACTIONS, TUNED, _continued
 from matsmerge.experiments.results import BASE, INDIVIDUAL, JOINT, read_results
@@ -22,6 +23,7 @@ from matsmerge.experiments.step import Step
 from matsmerge.experiments.store import Store
 from matsmerge.experiments.studies import plan
 from matsmerge.recipes.reading import read_recipe
+from matsmerge.reports.writing import Outputs, write_report
 from matsmerge.tuning.tuning import JOURNAL
 from matsmerge.whole_folder import hold
 
@@ -67,10 +69,17 @@ STUDIES = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("suite")
+    folder = tmp_path_factory.mktemp("where-nobody-looks")
     make_base(folder / "base")
     make_data(folder / "data")
     return folder
+
+
+def test_what_is_published_has_no_local_paths(place: Path, ran: Path, tmp_path: Path) -> None:
+    page, markdown = tmp_path / "page.html", tmp_path / "page.md"
+    write_report(ran, Outputs(page=page, markdown=markdown))
+    for path in (ran / "results.json", page, markdown):
+        assert place.name not in path.read_text()
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +143,7 @@ def test_recipes_of_results_can_be_merged_again(ran: Path) -> None:
         for r in read_results(ran).variants["full"].comparison
         if (r.method, r.seed) == ("mats", 0)
     )
-    assert row.recipe == yaml.safe_load((folder / "recipe.yaml").read_text())
+    assert row.recipe == without_paths(yaml.safe_load((folder / "recipe.yaml").read_text()))
     assert row.merge is not None
     assert row.num_tried == 2
     assert recipe.method.parameters["iterations"] == row.chosen["iterations"]

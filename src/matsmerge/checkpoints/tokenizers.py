@@ -95,7 +95,8 @@ def _vocabulary(vocab: Any, path: Path) -> dict[str, int]:
         return {token: i for i, (token, _) in enumerate(entries)}
     if isinstance(vocab, dict) and any(isinstance(v, dict) for v in vocab.values()):
         return {}  # several vocabularies, as speech models of many languages have
-    return _as(vocab, dict[str, int], path)
+    ids: dict[str, int] = _as(vocab, dict[str, int], path)
+    return ids
 
 
 def _added(
@@ -162,7 +163,8 @@ def _json(folder: Path, name: str) -> Any:
 
 
 def _mapping(folder: Path, name: str) -> dict[str, Any]:
-    return _as(_json(folder, name), dict[str, Any], folder / name)
+    content: dict[str, Any] = _as(_json(folder, name), dict[str, Any], folder / name)
+    return content
 
 
 def _as(value: Any, expected: Any, path: Path) -> Any:
