@@ -6,7 +6,7 @@ only, and whatever is wrong with it is one error that names the place.
 """
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -25,14 +25,6 @@ _MAX_DIGITS = 100  # of a number
 
 class _StrictLoader(yaml.SafeLoader):
     """Safe YAML with limits, in which a key given twice is an error."""
-
-    yaml_constructors: ClassVar[Any] = {
-        tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT
-    }
-    yaml_implicit_resolvers: ClassVar[Any] = {
-        first: [(tag, pattern) for tag, pattern in found if tag in _KEPT]
-        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -104,6 +96,13 @@ def _refuse_tag(_: _StrictLoader, node: yaml.Node) -> Any:
     )
 
 
+_StrictLoader.yaml_constructors = {
+    tag: make for tag, make in yaml.SafeLoader.yaml_constructors.items() if tag in _KEPT
+}
+_StrictLoader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if tag in _KEPT]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _StrictLoader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
 _StrictLoader.add_constructor(None, _refuse_tag)  # of all tags that have none
 

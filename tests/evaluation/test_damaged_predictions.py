@@ -29,7 +29,7 @@ def test_lines_of_predictions(line: int) -> None:
 
 def test_an_output_folder_with_damaged_results(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    content = {"scores": {}, "versions": {}}
+    content: dict[str, object] = {"scores": {}, "versions": {}}
     texts = [*mutated_texts(content), *damaged_texts(json.dumps(content))]
 
     def use() -> None:

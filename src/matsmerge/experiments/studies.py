@@ -50,7 +50,7 @@ def plan(suite: Suite, local: Local) -> list[Step]:
 
 def gather(suite: Suite, local: Local, store: Store) -> dict[str, VariantResults]:
     """The results of what is done so far."""
-    found: dict[str, dict[str, list[Any]]] = {name: {} for name in suite.variants}
+    found: dict[str, dict[str, Any]] = {name: {} for name in suite.variants}
     for asked in _ask(suite, local):
         record = store.load(asked.step)
         if record is not None:
@@ -59,7 +59,7 @@ def gather(suite: Suite, local: Local, store: Store) -> dict[str, VariantResults
     return {name: _variant(suite, parts) for name, parts in found.items()}
 
 
-def _variant(suite: Suite, parts: dict[str, list[Any]]) -> VariantResults:
+def _variant(suite: Suite, parts: dict[str, Any]) -> VariantResults:
     study = suite.studies.intermediate
     single = {name: parts.pop(name)[0] for name in _OF_ONE_SEED if name in parts}
     return VariantResults(

@@ -1,0 +1,18 @@
+import json
+from pathlib import Path
+
+from damaged_files import mutated_texts, refused
+from tiny_models import bert_config, make_tokenizer, save
+from transformers import AutoModelForSequenceClassification
+
+from matsmerge.tasks.model_loading import load_model
+
+
+def test_configs_with_wrong_types(tmp_path: Path) -> None:
+    model = AutoModelForSequenceClassification.from_config(bert_config(num_labels=3))
+    folder = save(model, tmp_path / "config.json-and-more", make_tokenizer())
+    path = folder / "config.json"
+    content = json.loads(path.read_text())
+    # Some of them: loading a model takes a while.
+    texts = mutated_texts(content, every=11)
+    assert len(refused(path, texts, lambda: load_model(str(folder)))) > 20
