@@ -97,8 +97,8 @@ class Example(Content):
     [
         (None, "the whole: "),
         (5, "the whole: "),
-        ([], "the whole: input should be .*, found a list"),
-        ({}, "number: field required"),
+        ([], "the whole: input should be a valid dictionary, found a list"),
+        ({}, "number: is missing"),
         ({"number": None}, "number: input should be a valid integer, found None"),
         ({"number": "5"}, "number: input should be a valid integer, found '5'"),
         ({"number": True}, "number: input should be a valid integer, found True"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from matsmerge.errors import MatsError
 
@@ -167,14 +168,18 @@ def describe_problems(error: ValidationError, where: str) -> list[str]:
     if error.error_count() > _MAX_DESCRIBED:
         return [f"{where}: {error.error_count():,} values are not what they should be"]
     found = error.errors(include_url=False, include_context=False)
-    problems = [
-        f"{where}: {'.'.join(map(_shortened, item['loc'])) or 'the whole'}: "
-        f"{item['msg'][0].lower()}{item['msg'][1:]}, found {quoted(item['input'])}"
-        for item in found[:_MAX_PROBLEMS]
-    ]
+    problems = [f"{where}: {_described(item)}" for item in found[:_MAX_PROBLEMS]]
     if len(found) > _MAX_PROBLEMS:
         problems.append(f"{where}: and {len(found) - _MAX_PROBLEMS} more like these")
     return problems
+
+
+def _described(problem: ErrorDetails) -> str:
+    place = ".".join(map(_shortened, problem["loc"])) or "the whole"
+    if problem["type"] == "missing":
+        return f"{place}: is missing"
+    message = re.sub(" or instance of .*", "", problem["msg"]).removeprefix("Value error, ")
+    return f"{place}: {message[0].lower()}{message[1:]}, found {quoted(problem['input'])}"
 
 
 def _shortened(part: int | str) -> str:

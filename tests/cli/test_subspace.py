@@ -340,7 +340,7 @@ FIRST = ["--model", "FIRST", "--statistics", "FIRST.safetensors"]
         (["MERGED", *FIRST, "--figure", "figure.jpg"], "figure.jpg: a figure's name ends in one of .png"),
         (["MERGED", *FIRST, "--figure", "none/figure.png"], "none: no such folder"),
         (["FISHER.safetensors"], "holds no Gram matrix, only fisher; collect with --statistics gram"),
-        (["DAMAGED", *FIRST], "merge.json: recipe: .*damaged or edited"),
+        (["DAMAGED", *FIRST], "merge.json: recipe.models.0: .*damaged or edited"),
     ],
 )  # fmt: skip
 def test_errors(mats: Run, made: Merge, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -165,14 +165,10 @@ def _find_statistics(noted: "Sequence[str | None]", models: "Sequence[Checkpoint
 
 def _merge_recipe(merged: "Checkpoint") -> dict[str, Any]:
     """The recipe in the `merge.json` beside merged weights; empty where there is none."""
-    from matsmerge.engine.merge_file import read_merge_file
-    from matsmerge.errors import CheckpointError
+    from matsmerge.engine.merge_file import read_merged_recipe
 
     path = None if merged.folder is None else merged.folder / "merge.json"
-    if path is None or not path.exists():
-        return {}
-    recipe: dict[str, Any] = read_merge_file(path, CheckpointError)["recipe"]
-    return recipe
+    return {} if path is None or not path.exists() else read_merged_recipe(path)
 
 
 def _open_all(names: Sequence[str], opener: Any, option: str | None = None) -> list[Any]:

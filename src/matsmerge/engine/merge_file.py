@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from matsmerge.errors import DataError, MatsError
+from matsmerge.errors import CheckpointError, DataError, MatsError
 from matsmerge.guarded_files import Content, Count, Numbers, parse_as, read_json
 
 _MAX_VALUES = 4_000_000  # most are residuals, one for each layer and iteration
@@ -71,11 +71,14 @@ class _Parameter(Content):
     otherwise: bool = False
 
 
-class MergeContent(Content):
+class _RecipeContent(Content):
+    recipe: _Recipe
+
+
+class MergeContent(_RecipeContent):
     """What readers of a merge.json look at."""
 
     versions: dict[str, str] = Field(default_factory=dict)
-    recipe: _Recipe
     inputs: list[_Input] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     heads: dict[str, list[str]] = Field(default_factory=dict)
@@ -84,20 +87,23 @@ class MergeContent(Content):
     parameters: dict[str, _Parameter]
 
 
-def read_merge_file(path: Path, error_type: type[MatsError] = DataError) -> dict[str, Any]:
+def read_merge_file(path: Path) -> dict[str, Any]:
     """What a merge.json says, each part of which there is being of the type it should be."""
+    return _read(path, MergeContent, DataError)
+
+
+def read_merged_recipe(path: Path) -> dict[str, Any]:
+    """The recipe in a merge.json, whatever else is in it."""
+    recipe: dict[str, Any] = _read(path, _RecipeContent, CheckpointError)["recipe"]
+    return recipe
+
+
+def _read(path: Path, expected: type[Content], error_type: type[MatsError]) -> dict[str, Any]:
     content = read_json(path, error_type, most_values=_MAX_VALUES)
-    return check_merge(content, str(path), error_type)
-
-
-def check_merge(
-    content: Any, where: str, error_type: type[MatsError] = DataError
-) -> dict[str, Any]:
-    """Refuse what is not the content of a merge.json, or damaged."""
     try:
-        parse_as(content, MergeContent, where, error_type)
+        parse_as(content, expected, str(path), error_type)
     except error_type as error:
-        hint = "it is not that of a merge, or it was damaged or edited; merge again"
-        raise error_type([*error.problems[:-1], f"{error.problems[-1]}; {hint}"]) from error
+        advice = f"{path}: is not that of a merge, or it was damaged or edited; merge again"
+        raise error_type([*error.problems, advice]) from error
     assert isinstance(content, dict)
     return content
