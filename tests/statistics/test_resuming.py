@@ -297,3 +297,14 @@ def test_a_partial_file_that_was_cut(linear: dict[str, Any], num_bytes: int) -> 
     path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(matsmerge.StatisticsError, match="truncated.*--overwrite"):
         matsmerge.collect(**linear)
+
+
+def test_arrays_of_other_names_are_not_taken_for_parts(linear: dict[str, Any]) -> None:
+    path = partial_path(linear["out"])
+    with safe_open(path, "pt") as opened:
+        metadata = opened.metadata()
+    arrays = load_file(path)
+    arrays["main/outputs/upper"] = arrays.pop("main/outputs/upper/")
+    save_file(arrays, path, metadata=metadata)
+    with pytest.raises(matsmerge.StatisticsError, match=r"\.partial: cannot be continued"):
+        matsmerge.collect(**linear)

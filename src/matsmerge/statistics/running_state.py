@@ -91,8 +91,9 @@ class StateReader:
     ) -> None:
         self._parts: dict[tuple[str, ...], list[str]] = {}  # by set, kind and name
         for full in names:
-            of, kind, part, name = [*full.split("/", 3), "", "", ""][:4]
-            self._parts.setdefault((of, kind, name), []).append(part)
+            if full.count("/") >= 3:
+                of, kind, part, name = full.split("/", 3)
+                self._parts.setdefault((of, kind, name), []).append(part)
         self._read = read
         self._maps = maps
         self._parameters = parameters

@@ -63,19 +63,21 @@ def read_parquet(path: Path) -> tuple[list[str], LazyRows]:
 
 def _check_parquet(path: Path, file: Any) -> list[str]:
     """Refuse what takes far more memory than on disk; returns the columns of texts."""
-    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
-    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
-    num_values = sum(chunk.num_values for chunk in chunks)
-    num_bytes = sum(chunk.total_uncompressed_size for chunk in chunks)
+    # Not from the metadata of single columns: on damage there pyarrow ends the process.
+    metadata = file.metadata
+    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
+    num_values = metadata.num_rows * metadata.num_columns
+    num_bytes = sum(group.total_byte_size for group in groups)
     stored_bytes = path.stat().st_size
     most = max(_SMALL_BYTES, _MAX_RATIO * stored_bytes)
-    if num_bytes > most or num_values > _MAX_VALUES or file.metadata.num_rows > _MAX_VALUES:
+    if num_bytes > most or num_values > _MAX_VALUES:
         raise DataError(
             f"{path}: {stored_bytes:,} bytes hold {num_values:,} values of {num_bytes:,} bytes in "
             f"all; expected at most {most:,} bytes, {_MAX_RATIO} times as many as are stored, and "
             f"{_MAX_VALUES:,} values; write fewer rows or columns to a file"
         )
-    return sorted({c.path_in_schema for c in chunks if c.physical_type == "BYTE_ARRAY"})
+    columns = [file.schema.column(i) for i in range(metadata.num_columns)]
+    return sorted({c.path for c in columns if c.physical_type == "BYTE_ARRAY"})
 
 
 def is_saved_dataset(folder: Path) -> bool:
