@@ -72,6 +72,7 @@ _GAVE_OUT = (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE)
 _NO_MEMORY = (
     "allocate memory",
     "out of memory",
+    "not enough memory",
     "bad_alloc",
     "start new thread",
     "failed to map segment",

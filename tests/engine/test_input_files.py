@@ -30,7 +30,7 @@ NUM_CHANGED = 20_000
 @pytest.fixture
 def models(save_model: Callable[..., Path]) -> list[Path]:
     return [
-        save_model(f"m{i}", {"w": make_values(i)}, config__json="{}", vocab__txt="a")
+        save_model(f"m{i}", {"w": make_values(i)}, config__json="{}", glossary__txt="a")
         for i in range(3)
     ]
 
@@ -90,8 +90,8 @@ def test_a_change_is_noticed_when_resuming(models: list[Path], tmp_path: Path) -
 
 def test_another_size(models: list[Path], tmp_path: Path) -> None:
     interrupt(models, tmp_path / "out", verify=True)
-    (models[0] / "vocab.txt").write_text("ab")  # it goes with the output
-    with pytest.raises(OutputError, match=r"vocab.txt: has 2 bytes, and had 1 when .* began"):
+    (models[0] / "glossary.txt").write_text("ab")  # it goes with the output
+    with pytest.raises(OutputError, match=r"glossary.txt: has 2 bytes, and had 1 when .* began"):
         resume(models, tmp_path / "out")
 
 
