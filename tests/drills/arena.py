@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from matsmerge.cli import main
+from matsmerge.statistics import partial_file
 
 MAX_SECONDS = 10.0  # for an input that is refused
 MAX_GROWTH_BYTES = 2**30
@@ -55,6 +56,7 @@ def run(
 ) -> Outcome:
     """Run a command in a folder; it and all its workers get a signal after some seconds."""
     output = folder.with_name(f"{folder.name}.output")
+    output.touch()
     began = time.monotonic()
     child = os.fork()
     if child == 0:
@@ -88,13 +90,14 @@ def _become(folder: Path, arguments: Sequence[str], output: Path) -> None:
     code = 2
     try:
         os.setsid()
-        file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = os.open(output, os.O_WRONLY)
         for stream in (1, 2):
             os.dup2(file, stream)
         sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
         os.chdir(folder)
         torch.set_num_threads(1)
+        partial_file._SECONDS_BETWEEN = 0.0  # so that there is something to continue
         code = main.run(list(arguments))
         sys.stdout.flush()
         sys.stderr.flush()
