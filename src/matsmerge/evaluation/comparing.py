@@ -343,7 +343,9 @@ def _signature(source: str, head: str | None) -> str:
         specs = sorted((name, str(spec)) for name, spec in part.specs.items()) if part else []
         digest.update(repr(specs).encode())
     for path in companion_files(checkpoint.folder):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
     return digest.hexdigest()
 
 

@@ -250,8 +250,8 @@ def read_results(folder: Path) -> SuiteResults:
     path = folder / RESULTS if folder.is_dir() else folder
     if not path.exists():
         raise DataError(f"{path}: no such file; `mats experiment run SUITE` writes one")
-    content = read_json(path, DataError, _MAX_BYTES, most_values=_MAX_VALUES)
     try:
+        content = read_json(path, DataError, _MAX_BYTES, most_values=_MAX_VALUES)
         return parse_as(content, SuiteResults, str(path), DataError)
     except DataError as error:
         advice = f"{path}: not the results of a suite, or damaged; run the suite again"
