@@ -73,7 +73,7 @@ def works(yard: Path) -> list[Work]:
             ),
             "out",
             (),
-            ignored=("results.json", "step.json"),
+            ignored=("results.json", "report.html", "step.json", "training.json"),  # hold times
         ),
     ]
 
