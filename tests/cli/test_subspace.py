@@ -324,7 +324,7 @@ FIRST = ["--model", "FIRST", "--statistics", "FIRST.safetensors"]
         (["MERGED", *FIRST, "--model", "SECOND"], "2 models and 1 files.*in the same order"),
         (["MERGED", "SECOND", *FIRST], "one merged model.*--model"),
         (["FIRST.safetensors", "--model", "FIRST"], "holds statistics.*mats inspect MERGED"),
-        (["FIRST.safetensors", "FIRST"], "FIRST: no such file"),
+        (["FIRST.safetensors", "FIRST"], "FIRST: no file of statistics"),
         (["MERGED", "--model", "GONE", "--model", "LOST", *FIRST * 2], "4 models and 2"),
         (["MERGED", "--model", "GONE", "--statistics", "FIRST.safetensors"], "GONE: no such file or folder"),
         (["MERGED", "--model", "FIRST", "--statistics", "GONE.safetensors"], "GONE.safetensors: no such file"),

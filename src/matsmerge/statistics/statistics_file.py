@@ -58,8 +58,8 @@ def open_statistics(path: str | Path) -> Statistics:
     """Read and check a header; arrays are read when they are asked for."""
     file = local_path(path)
     if not file.is_file():
-        what = "not a regular file" if file.exists() else "no such file"
-        raise StatisticsError(f"{path}: {what}")
+        what = "no file of statistics" if file.exists() else "no such file"
+        raise StatisticsError(f"{path}: {what}; `mats collect` writes one, NAME.safetensors")
     metadata = read_header(file).metadata
     if _METADATA_KEY not in metadata:
         raise StatisticsError(
@@ -105,7 +105,7 @@ def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
         elif full not in specs:
             yield f"array '{full}' is missing"
         elif form not in _FORMS[key.partition("/")[0]] or not _has_form(specs[full], form):
-            yield f"array '{full}' ({specs[full]}) is not {form}"
+            yield f"array '{full}' ({specs[full]}) has not the form '{form}' that it should"
         elif key.startswith("inputs/") and not header.sets[of].num_rows.get(key):
             yield f"there is no number of rows for '{full}'"
         elif not header.sets[of].num_examples:
