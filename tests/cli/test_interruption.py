@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from slow_commands import SLOW_MATS
 from torch import Tensor
 
 from matsmerge.cli import interruption, main
@@ -64,19 +65,6 @@ def test_at_any_moment(
         assert not out.exists() or (out / "merge.json").exists()
 
 
-SLOW = """
-import sys, time
-from matsmerge.cli import main
-from matsmerge.engine import worker
-merge = worker.Worker.merge
-def slow(self, job, **keywords):
-    time.sleep(0.05)
-    return merge(self, job, **keywords)
-worker.Worker.merge = slow
-main.main()
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_workers_end_with_it_and_say_nothing(
     save_model: Callable[..., Path], tmp_path: Path, number: int
@@ -88,7 +76,7 @@ def test_workers_end_with_it_and_say_nothing(
     ]
     out = tmp_path / "out"
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW, "merge", *models, "-o", out, "--workers", "2"],
+        [sys.executable, "-c", SLOW_MATS, "merge", *models, "-o", out, "--workers", "2"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     journal = staging_path(out) / "journal.jsonl"

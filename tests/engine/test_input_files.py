@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from slow_commands import SLOW_MATS
 from torch import Tensor
 
 import matsmerge
@@ -191,19 +192,6 @@ def test_shards(models: list[Path], tmp_path: Path) -> None:
         resume(models, tmp_path / "out")
 
 
-SLOW = """
-import sys, time
-from matsmerge.cli import main
-from matsmerge.engine import worker
-merge = worker.Worker.merge
-def slow(self, job, **keywords):
-    time.sleep(0.05)
-    return merge(self, job, **keywords)
-worker.Worker.merge = slow
-sys.exit(main.run(sys.argv[1:]))
-"""
-
-
 def test_killed_changed_and_resumed_from_the_command_line(
     save_model: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -211,7 +199,9 @@ def test_killed_changed_and_resumed_from_the_command_line(
     models = [save_model(f"m{i}", {"w": make_values(i, size)}) for i in range(2)]
     out = tmp_path / "out"
     arguments = ["merge", *(f"--model={model}" for model in models), "-o", str(out)]
-    process = subprocess.Popen([sys.executable, "-c", SLOW, *arguments], stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_MATS, *arguments], stderr=subprocess.PIPE
+    )
     journal = staging_path(out) / "journal.jsonl"
     deadline = time.monotonic() + 60
     while not (journal.exists() and '"jobs"' in journal.read_text()):

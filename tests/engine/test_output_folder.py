@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from slow_commands import SLOW_MATS
 from torch import Tensor
 
 import matsmerge
@@ -251,19 +252,6 @@ def test_two_runs_at_once(
         matsmerge.merge(models, out=out)
 
 
-SLOW = """
-import sys, time
-from matsmerge.cli import main
-from matsmerge.engine import worker
-merge = worker.Worker.merge
-def slow(self, job, **keywords):
-    time.sleep(0.05)
-    return merge(self, job, **keywords)
-worker.Worker.merge = slow
-sys.exit(main.run(sys.argv[1:]))
-"""
-
-
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_and_resumed_from_the_command_line(
     save_model: Save, tmp_path: Path, signal_number: int
@@ -277,7 +265,7 @@ def test_killed_and_resumed_from_the_command_line(
     subprocess.run(
         [sys.executable, "-m", "matsmerge.cli.main", *arguments, "-o", plain], check=True
     )
-    command = [sys.executable, "-c", SLOW, *arguments, "-o", str(out)]
+    command = [sys.executable, "-c", SLOW_MATS, *arguments, "-o", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     journal = staging_path(out) / "journal.jsonl"
     deadline = time.monotonic() + 60
