@@ -15,6 +15,7 @@ from matsmerge.linalg.operators import Operator
 from matsmerge.linalg.rounding import lowest_by_rounding
 from matsmerge.linalg.system import Solution, System, make_system
 from matsmerge.methods.mats import name_of
+from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.objectives.objective import Evidence, Part
 from matsmerge.methods.solvers import Problem
 from matsmerge.statistics.statistics import HELD_OUT, MAIN
@@ -117,6 +118,8 @@ class LayerSolver:
             return torch.float32
         specs = (s for e in self.evidence for s in e.statistics.arrays.specs.values())
         found = {s.dtype for s in specs if s.dtype.is_floating_point}
+        if isinstance(one.stage.objective, Kfac):
+            found.add(torch.float32)  # which its factors are rounded to
         return max(found, key=lambda dtype: torch.finfo(dtype).eps)
 
 
