@@ -91,6 +91,16 @@ def put_in_place(made: Path, target: Path, replaced: Path) -> None:
     sync(target.absolute().parent)
 
 
+def put_text(path: Path, text: str) -> None:
+    """Write a small file; whenever the process dies, it is the old one or the new one, whole."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
 def sync(path: Path) -> None:
     """Wait until a file or folder has reached the disk."""
     file = os.open(path, os.O_RDONLY)

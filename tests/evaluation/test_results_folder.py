@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from matsmerge.errors import OutputError
+from matsmerge.errors import DataError, OutputError
 from matsmerge.evaluation.metrics import Score
 from matsmerge.evaluation.results import Reading, Results, ScoredTask
 from matsmerge.evaluation.results_folder import write_folder
@@ -81,3 +81,10 @@ def test_half_a_character_is_written_as_json_has_it(tmp_path: Path) -> None:
     write_folder(make_results('{"answer": "\ud800"}'), tmp_path / "scores")
     written = (tmp_path / "scores" / "predictions" / "one" / "a.jsonl").read_text()
     assert written == '{"answer": "\\ud800"}\n'
+
+
+@pytest.mark.parametrize("about", [{"fingerprint": []}, {"source": 5}, 5])
+def test_what_is_known_of_a_model_has_its_type(about: object) -> None:
+    content = {**make_results().to_json(), "models": {"one": about}}
+    with pytest.raises(DataError, match=r"models\.one"):
+        Results.from_json(content)

@@ -102,6 +102,7 @@ WRONG: list[tuple[str, object]] = [
     ("forms", {"main/inputs/": "diagonals"}),
     ("forms", {"main/mean/": "symmetric"}),
     ("aliases", [1]),
+    ("options", {"statistics": [["gram"]]}),
     ("without", {"gram": 5}),
     ("surprise", 1),
 ]

@@ -7,6 +7,7 @@ import pytest
 from damaged_files import mutated_texts
 
 from matsmerge.errors import OutputError
+from matsmerge.training import run_folder
 from matsmerge.training.run_folder import RunFolder, check_target, move_state, read_state
 
 
@@ -105,3 +106,17 @@ def test_damaged_runs(tmp_path: Path) -> None:
                 raise AssertionError(what) from error
             finally:
                 again.close()
+
+
+def test_a_kill_while_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "out")
+    folder.open({"a": 1}, resume=False)
+    newest = checkpoint(folder, 100)
+    folder.close()
+    again = RunFolder(tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr(run_folder, "put_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            again.open({"a": 1}, resume=True)
+    again.close()
+    assert RunFolder(tmp_path / "out").open({"a": 1}, resume=True) == newest

@@ -90,3 +90,20 @@ def test_damaged_files_of_searches(tmp_path: Path) -> None:
 
     num = len(refused(path, mutated_texts(content), use, names_file=False))
     assert num > 50
+
+
+def test_a_search_that_was_killed_before_it_had_begun(path: Path) -> None:
+    for text in ("", '{"iden'):
+        path.write_text(text)
+        assert journal(path).trials == {}
+        assert "the search" in path.read_text()
+
+
+def test_a_kill_while_a_journal_is_put_right(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = path.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            journal(path)
+    assert path.read_bytes() == whole
+    assert len(journal(path).trials) == 2

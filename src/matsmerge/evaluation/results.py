@@ -159,7 +159,7 @@ class Results:
         found = parse_as(content, ResultsContent, where, DataError)
         return cls(
             {name: _task_from_json(task) for name, task in found.tasks.items()},
-            found.models,
+            {name: model.model_dump(exclude_unset=True) for name, model in found.models.items()},
             {
                 model: {
                     task: {m: _score_from_json(score) for m, score in by_metric.items()}

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from matsmerge.guarded_files import Content, Count
 
@@ -33,11 +33,20 @@ class ScoreContent(Content):
     standard_error: float | None = Field(default=None, allow_inf_nan=True)
 
 
+class ModelContent(Content):
+    """A model that was scored; what else is known of it is let be."""
+
+    model_config = ConfigDict(extra="allow")
+
+    source: str | None = None
+    fingerprint: str | None = None
+
+
 class ResultsContent(Content):
     """Scores by model, task and metric."""
 
     tasks: dict[str, TaskContent] = Field(min_length=1)
-    models: dict[str, dict[str, Any]]
+    models: dict[str, ModelContent]
     scores: dict[str, dict[str, dict[str, ScoreContent]]] = Field(min_length=1)
     arguments: dict[str, Any]
     versions: dict[str, str]

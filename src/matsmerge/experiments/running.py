@@ -37,7 +37,7 @@ from matsmerge.experiments.studies import gather, plan
 from matsmerge.experiments.suite import Suite, make_suite
 from matsmerge.guarded_files import Content, parse_as
 from matsmerge.strict_yaml import read_yaml
-from matsmerge.whole_folder import held
+from matsmerge.whole_folder import held, put_text
 
 STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
 ALONE = ("costs",)
@@ -112,16 +112,16 @@ def _run_in(
 ) -> SuiteResults:
     (folder / STEPS).mkdir(parents=True, exist_ok=True)
     with held(folder, f"{folder}: another run is writing it just now"):
-        (folder / SUITE).write_text(_as_yaml(suite))
+        put_text(folder / SUITE, _as_yaml(suite))
         given = {name: str(place.absolute()) for name, place in places.items() if place}
-        (folder / LOCAL).write_text(yaml.safe_dump(given))
+        put_text(folder / LOCAL, yaml.safe_dump(given))
         store = Store(folder / STEPS)
         steps = plan(suite, here)
         try:
             _run(steps, store, num_workers or num_cores(), watcher)
         finally:
             results = _results(suite, here, steps, store)
-            _write(folder / RESULTS, results.model_dump_json(indent=1))
+            put_text(folder / RESULTS, results.model_dump_json(indent=1))
     return results
 
 
@@ -348,9 +348,3 @@ def _differences(records: Sequence[Record]) -> list[str]:
                 f"steps were done with {len(found)} different {what}: {'; '.join(sorted(found))}"
             )
     return notes
-
-
-def _write(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)

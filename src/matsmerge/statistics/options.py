@@ -51,7 +51,9 @@ class Options(BaseModel):
     def _as_tuple(cls, value: object) -> object:
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",")]
-        return tuple(dict.fromkeys(value)) if isinstance(value, (list, tuple, set)) else value
+        if isinstance(value, (list, tuple, set)) and all(isinstance(part, str) for part in value):
+            return tuple(dict.fromkeys(value))
+        return value
 
     @field_validator("statistics")
     @classmethod

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError
+from matsmerge.guarded_files import quoted
 from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.task import has_any
 
@@ -71,8 +72,13 @@ class TextEncoder:
             most = "" if limit is None else f" to {limit}, the model's number of positions"
             raise DataError(f"expected a max_length from 1{most}, found {max_length}")
         if max_length is None:
-            max_length = min(limit or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH)
-            max_length = min(max_length, tokenizer.model_max_length)
+            most = tokenizer.model_max_length
+            if not isinstance(most, int | float) or isinstance(most, bool) or not most >= 1:
+                raise DataError(
+                    f"{folder}: expected a model_max_length of at least 1 in the tokenizer's "
+                    f"configuration, found {quoted(most)}; put it right, or give --max-length"
+                )
+            max_length = int(min(limit or DEFAULT_MAX_LENGTH, DEFAULT_MAX_LENGTH, most))
         accepted = inspect.signature(model.forward).parameters
         use_token_types = (
             "token_type_ids" in tokenizer.model_input_names

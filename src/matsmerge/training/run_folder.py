@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field
 
 from matsmerge.errors import AnotherRunError, OutputError
 from matsmerge.guarded_files import Content, Count, parse_as, read_json
-from matsmerge.whole_folder import hold, is_vacant, name_problems, put_in_place, sync
+from matsmerge.whole_folder import hold, is_vacant, name_problems, put_in_place, put_text, sync
 
 MANIFEST = "training.json"
 _RUN = "run.json"
@@ -41,9 +41,11 @@ class RunFolder:
             self._is_ours = True
             last = self._last(identity) if resume else None
             for left_over in self.path.iterdir():
-                if last is None or read_state(left_over) is None:
+                # Without what it is a run of, no checkpoint could be continued after a kill here.
+                is_kept = left_over.name == _RUN or read_state(left_over) is not None
+                if last is None or not is_kept:
                     _remove(left_over)
-            (self.path / _RUN).write_text(json.dumps(identity, indent=2) + "\n")
+            put_text(self.path / _RUN, json.dumps(identity, indent=2) + "\n")
             return last
         except BlockingIOError as error:
             self.close()

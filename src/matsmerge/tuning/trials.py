@@ -9,6 +9,7 @@ from typing import Any
 
 from matsmerge.errors import AnotherRunError, NonFiniteError, OutputError
 from matsmerge.guarded_files import Content, decode, parse_as, parse_json, read_bytes
+from matsmerge.whole_folder import put_text
 
 Scores = dict[str, float | None]
 
@@ -91,12 +92,12 @@ class Journal:
 
     def open(self, *, resume: bool) -> None:
         """Begin, or go on where the same search was interrupted."""
-        if not resume or not self.path.exists():
-            self.path.write_text(json.dumps({"identity": self._identity}) + "\n")
+        lines = self._lines() if resume and self.path.exists() else []
+        if not lines:  # it begins, or was stopped before it had begun
+            put_text(self.path, json.dumps({"identity": self._identity}) + "\n")
             return
-        lines = self._lines()
         try:
-            first = parse_as(lines[0], _Identity, str(self.path), OutputError) if lines else None
+            first = parse_as(lines[0], _Identity, str(self.path), OutputError)
             found = [
                 parse_as(line, TrialContent, f"{self.path}: line {number}", OutputError)
                 for number, line in enumerate(lines[1:], 2)
@@ -104,14 +105,14 @@ class Journal:
         except OutputError as error:
             advice = f"{self.path}: it was damaged or edited; start anew with --overwrite"
             raise OutputError([*error.problems, advice]) from error
-        if first is None or first.identity != self._identity:
+        if first.identity != self._identity:
             raise AnotherRunError(
                 f"{self.path.parent}: the interrupted search had another recipe, other models, "
                 "statistics, tasks or values to try; start anew with --overwrite"
             )
         for trial in map(Trial.from_json, found):
             self.trials[trial.key] = trial
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        put_text(self.path, "".join(json.dumps(line) + "\n" for line in lines))
 
     def _lines(self) -> list[Any]:
         """What was noted, up to the line that was being written when the run died."""
