@@ -65,8 +65,8 @@ def test_bombs(text: str, message: str) -> None:
         (r'"\udc00": a', r"(half a character, '\udc00')"),
         (r'a: "\UFFFFFFFF"', "not valid YAML"),
         (f"%YAML {'1' * 5000}.1\n--- a", "not valid YAML"),
-        ("1: 2", "the key 1 is not a name"),
-        ("? [a]\n: 1", "the key a list is not a name"),
+        ("1: 2", "the key '1' is not a name"),
+        ("? [a]\n: 1", "the key of several values is not a name"),
         ("a: 1\na: 2", "line 2, column 1: the key 'a' is given twice"),
         ("<<: 5", "expected a mapping or list of mappings for merging"),
         ("a: [", "line 1, column 5: while parsing a flow node, expected the node content"),
@@ -116,3 +116,10 @@ def test_files(tmp_path: Path) -> None:
         read_yaml(path, DataError)
     with pytest.raises(DataError, match="not a regular file"):
         read_yaml(Path("/dev/zero"), DataError)
+
+
+def test_a_merge_of_a_merge_is_no_key_given_twice() -> None:
+    text = "d: &d {lr: 1}\na: &a {<<: *d, lr: 2}\nb: {<<: *a, x: 3}\nc: {<<: *a}\n"
+    found = parse_yaml(text, "f", DataError)
+    assert found["b"] == {"lr": 2, "x": 3}
+    assert found["c"] == {"lr": 2}

@@ -42,6 +42,8 @@ class _StrictLoader(yaml.SafeLoader):
             if node.end_mark is None:
                 raise _problem("an alias of something that it is part of", mark)
             self._sizes[id(node)] = self._size(node)
+            if isinstance(node, yaml.MappingNode):
+                _check_keys(node)
             if max(self._sizes[id(node)], len(self._sizes)) > _MAX_NODES:
                 raise _problem(f"more than {_MAX_NODES:,} values, aliases expanded", mark)
         return node
@@ -69,19 +71,23 @@ def _problem(text: str, mark: yaml.Mark | None) -> yaml.constructor.ConstructorE
     return yaml.constructor.ConstructorError(None, None, text, mark)
 
 
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuse keys that are no names or are given twice, before << brings those of others."""
+    own = set()
+    for key, _ in node.value:
+        if key.tag == _MERGE:
+            continue
+        if key.tag != yaml.resolver.BaseResolver.DEFAULT_SCALAR_TAG:
+            shown = quoted(key.value) if isinstance(key, yaml.ScalarNode) else "of several values"
+            raise _problem(f"the key {shown} is not a name", key.start_mark)
+        if key.value in own:
+            raise _problem(f"the key {quoted(key.value)} is given twice", key.start_mark)
+        own.add(key.value)
+
+
 def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict[Any, Any]:
     if not isinstance(node, yaml.MappingNode):
         raise _problem("expected a mapping", node.start_mark)
-    own = set()
-    for key_node, _ in node.value:
-        if key_node.tag == _MERGE:
-            continue
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str):
-            raise _problem(f"the key {quoted(key)} is not a name", key_node.start_mark)
-        if key in own:
-            raise _problem(f"the key {quoted(key)} is given twice", key_node.start_mark)
-        own.add(key)
     loader.flatten_mapping(node)  # what comes from elsewhere by << stands first
     return {
         loader.construct_object(key_node, deep=True): loader.construct_object(value, deep=True)

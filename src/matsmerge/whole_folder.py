@@ -47,7 +47,7 @@ def held(folder: Path, busy: str) -> Iterator[None]:
 
 
 def name_problems(target: Path) -> list[str]:
-    """Why there can be no file or folder of this name; nothing if there can."""
+    """Problems with the name of an output, such as one too long for the file system."""
     at_most = _MAX_NAME_BYTES
     try:
         if "\0" in str(target):

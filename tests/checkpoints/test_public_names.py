@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from matsmerge.checkpoints.public_names import public_name
+from matsmerge.checkpoints.public_names import public_name, public_text
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,17 @@ from matsmerge.checkpoints.public_names import public_name
 def test_public_names(name: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "d (copy).jsonl").touch()
     assert public_name(name.format(here=tmp_path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("eos_token differs: '</s>' in a, '<eos>' in b", "eos_token differs: '</s>' in a, '<eos>' in b"),
+        ("see https://huggingface.co/owner/name", "see https://huggingface.co/owner/name"),
+        ("50%/50% and/or", "50%/50% and/or"),
+        ("/home/me/models/a: has none", "a: has none"),
+        ("'../private/b' and (~/c/d)", "'b' and (d)"),
+    ],
+)  # fmt: skip
+def test_only_paths_are_shortened(text: str, expected: str) -> None:
+    assert public_text(text) == expected

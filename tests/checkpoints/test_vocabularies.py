@@ -277,3 +277,19 @@ def test_vocabularies_of_another_size(
     assert "has another vocabulary than" in err
     assert "embeddings of 32,002 tokens instead of 32,000" in err
     assert "heads" not in err
+
+
+def test_an_output_without_a_tokenizer_has_no_part_of_one(tmp_path: Path) -> None:
+    """What is said of tokenizers that the output does not have would be wrong."""
+    one = config(chat_template="{{ x }}", eos_token="</s>")
+    two = config(chat_template="{{ x }}", eos_token="<end>")
+    found = compare(tmp_path, {}, one, two)
+    assert [note for note in found.notes if "the output has" in note] == found.notes[:1]
+    assert found.chat_template is None
+
+
+def test_lines_end_where_transformers_sees_their_end(tmp_path: Path) -> None:
+    words = ["a", "x\u2028y", "b"]
+    plain = {"vocab.txt": "\n".join(words)}
+    fast = {"tokenizer.json": tokenizer_json(words)}
+    assert compare(tmp_path, plain, fast).problems == []

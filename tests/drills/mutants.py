@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 import yaml
 
 from drills.arena import Tally, run
-from drills.yard import task_options
+from drills.yard import HALF_COLLECTION, HALF_MERGE, interrupt_work, task_options
 
 Change = Callable[[bytes, random.Random], bytes]
 Command = tuple[str, ...]
@@ -46,6 +47,10 @@ TARGETS: Mapping[str, tuple[Command, ...]] = {
     "one.jsonl": (COLLECT,),
     "one.jsonl.gz": (("collect", "one", "--data", "one.jsonl.gz", "--out", "out.safetensors"),),
     "one.csv": (("collect", "one", "--data", "one.csv", "--out", "out.safetensors"),),
+    "one.tsv": (("collect", "one", "--data", "one.tsv", "--out", "out.safetensors"),),
+    "one.json": (("collect", "one", "--data", "one.json", "--out", "out.safetensors"),),
+    ".half.partial/journal.jsonl": ((*HALF_MERGE, "--resume"),),
+    ".half.safetensors.partial": ((*HALF_COLLECTION, "--resume"),),
     "one.safetensors": (
         ("inspect", "one.safetensors"),
         SOLVE,
@@ -69,6 +74,8 @@ def drill_mutants(yard: Path, place: Path, seed: int, num: int) -> Tally:
     """Try `num` damaged inputs, one after the other, in a copy of the yard."""
     tally = Tally("damaged inputs")
     shutil.copytree(yard, place)
+    interrupt_work(place)
+    interrupted = {path.name: _content(path) for path in place.iterdir() if "half" in path.name}
     before = _listing(place)
     pairs = [(file, command) for file, commands in TARGETS.items() for command in commands]
     for number in range(num):
@@ -76,7 +83,7 @@ def drill_mutants(yard: Path, place: Path, seed: int, num: int) -> Tally:
         draw = random.Random(f"{seed} {number}")
         file, command = pairs[number % len(pairs)]
         path = place / file
-        original = path.read_bytes()
+        original, seen = path.read_bytes(), path.stat()
         change = draw.choice(_changes_of(path))
         path.write_bytes(change(original, draw))
         outcome = run(place, command)
@@ -84,7 +91,11 @@ def drill_mutants(yard: Path, place: Path, seed: int, num: int) -> Tally:
         problems = outcome.problems()
         if outcome.code != 0 and (place / "out").exists():
             problems.append("an output in spite of an error")
-        path.write_bytes(original)
+        if ".half" in file:
+            _restore(place, interrupted)
+        else:
+            path.write_bytes(original)
+            os.utime(path, ns=(seen.st_atime_ns, seen.st_mtime_ns))  # or nothing can be resumed
         for made in _listing(place) - before:
             if made.split("/")[0].lstrip(".").startswith("out"):
                 _remove(place / made.split("/")[0])
@@ -97,6 +108,23 @@ def drill_mutants(yard: Path, place: Path, seed: int, num: int) -> Tally:
                 f"\n{outcome.text[-1500:]}"
             )
     return tally
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    files = path.rglob("*") if path.is_dir() else [path]
+    return {str(f.relative_to(path)): f.read_bytes() for f in files if f.is_file()}
+
+
+def _restore(place: Path, interrupted: Mapping[str, Mapping[str, bytes]]) -> None:
+    """Put back work that was interrupted, which may have been finished meanwhile."""
+    for path in place.iterdir():
+        if "half" in path.name:
+            _remove(path)
+    for name, files in interrupted.items():
+        for file, content in files.items():
+            path = place / name / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
 
 
 def _listing(folder: Path) -> set[str]:
@@ -114,6 +142,8 @@ def _changes_of(path: Path) -> list[Change]:
     changes: list[Change] = [flip, cut, repeat, fill]
     if path.suffix in (".json", ".yaml"):
         changes += [replace_value] * 6 + [drop_value] * 2
+    if path.name.endswith(".safetensors.partial"):
+        changes += [replace_in_header] * 6
     if path.suffix == ".jsonl":
         changes += [replace_in_line] * 4
     if path.suffix == ".safetensors":

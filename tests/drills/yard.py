@@ -7,6 +7,7 @@ import json
 import os
 import warnings
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import yaml
@@ -16,8 +17,15 @@ from tiny_models import bert_config, make_tokenizer, save
 from transformers import BertForSequenceClassification
 
 from matsmerge.cli import main
+from matsmerge.engine import output_folder
+from matsmerge.statistics import collecting, partial_file
 
 TASKS = ("one", "two")
+HALF_MERGE = ("merge", "recipe.yaml", "--out", "half")
+HALF_COLLECTION = (
+    "collect", "one", "--task", "one.yaml", "--split", "train", "--batch-size", "4",
+    "--statistics", "kfac,fisher", "--out", "half.safetensors",
+)  # fmt: skip
 
 
 def make_yard(folder: Path) -> Path:
@@ -52,12 +60,27 @@ def make_yard(folder: Path) -> Path:
     return folder
 
 
+def interrupt_work(folder: Path) -> None:
+    """Leave a merge and a collection in a folder that were interrupted at their very end."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        patch.object(output_folder.OutputFolder, "finish", interrupt),
+        patch.object(collecting, "save_statistics", interrupt),
+        patch.object(partial_file, "_SECONDS_BETWEEN", 0.0),
+    ):
+        run_here(folder, *HALF_MERGE, ends_with=130)
+        run_here(folder, *HALF_COLLECTION, ends_with=130)
+
+
 def task_options() -> list[str]:
     return [part for name in TASKS for part in ("--task", f"{name}.yaml")]
 
 
-def run_here(folder: Path, *arguments: str) -> None:
-    """Run a command that has to succeed, in this process."""
+def run_here(folder: Path, *arguments: str, ends_with: int = 0) -> None:
+    """Run a command in this process; it has to end in a certain way."""
     before, said = Path.cwd(), io.StringIO()
     os.chdir(folder)
     try:
@@ -65,7 +88,7 @@ def run_here(folder: Path, *arguments: str) -> None:
             code = main.run([*arguments])
     finally:
         os.chdir(before)
-    assert code == 0, f"{arguments}: {said.getvalue()}"
+    assert code == ends_with, f"{arguments}: {said.getvalue()}"
 
 
 def _write_data(folder: Path, name: str, seed: int) -> None:
@@ -80,6 +103,8 @@ def _write_data(folder: Path, name: str, seed: int) -> None:
     (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
     table = "text,label\n" + "".join(f"{row['text']},{row['label']}\n" for row in rows)
     (folder / f"{name}.csv").write_text(table)
+    (folder / f"{name}.tsv").write_text(table.replace(",", "\t"))
+    (folder / f"{name}.json").write_text(json.dumps(rows))
     splits = "{train: 20, validation: 25, test: 15}"
     (folder / f"{name}.yaml").write_text(
         f"task: sequence_classification\ndata: {name}.jsonl\nsplits: {splits}\n"

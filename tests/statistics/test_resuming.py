@@ -123,14 +123,14 @@ from matsmerge.statistics import partial_file, statistics_file
 from matsmerge.cli.main import main
 partial_file._SECONDS_BETWEEN = -1.0
 left = int(sys.argv.pop(1))
-sync = statistics_file._sync
+sync = statistics_file.sync
 def count(path):
     global left
     sync(path)
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-statistics_file._sync = count
+statistics_file.sync = count
 main()
 """
 
@@ -185,7 +185,7 @@ def test_interrupting_while_saving_leaves_nothing(
         assert path.exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("matsmerge.statistics.statistics_file._sync", interrupt)
+    monkeypatch.setattr("matsmerge.statistics.statistics_file.sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         matsmerge.collect(nn.Linear(3, 2), [torch.ones(4, 3)], out=tmp_path / "s.safetensors")
     assert list(tmp_path.iterdir()) == []

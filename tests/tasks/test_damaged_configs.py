@@ -28,3 +28,13 @@ def test_lengths_of_a_tokenizer(length: object, tmp_path: Path) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), "model_max_length": length}))
     with pytest.raises(DataError, match="model_max_length"):
         load_model(str(folder))
+
+
+def test_ids_of_labels_may_be_texts(tmp_path: Path) -> None:
+    """As some fine-tuning scripts write them."""
+    model = AutoModelForSequenceClassification.from_config(bert_config(num_labels=2))
+    folder = save(model, tmp_path / "model", make_tokenizer())
+    path = folder / "config.json"
+    labels = {"id2label": {"0": "no", "1": "yes"}, "label2id": {"no": "0", "yes": "1"}}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **labels}))
+    load_model(str(folder))

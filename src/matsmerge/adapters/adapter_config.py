@@ -43,7 +43,7 @@ Factor = Annotated[float, Field(gt=0, lt=1e9)]
 
 
 class _Content(Content):
-    """Of what PEFT writes all that is looked at."""
+    """The parts of an adapter_config.json that are used, with their types."""
 
     peft_type: str
     base_model_name_or_path: str | None = None

@@ -311,14 +311,16 @@ def _differences(
 
 
 # Parameters with a row for each token: embeddings, and the output layer that is like them.
-_BY_TOKEN = re.compile(r"embed|wte|shared|lm_head|embed_out|cls\.predictions|vocab")
-_BY_OTHERS = re.compile(r"position|wpe|token_type|patch|relative|time|norm")
+_BY_TOKEN = re.compile(
+    r"embed_tokens|word_embeddings|token_embedding|tok_embeddings|\bwte\b|(^|\.)shared\.weight$|lm_head|"
+    r"embed_out|embed_in|cls\.predictions|vocab_|(^|\.)embed(dings?)?\.weight$"
+)
 
 
 def _is_by_token(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Does a parameter differ in its number of tokens alone?"""
-    is_about_tokens = _BY_TOKEN.search(name.lower()) and not _BY_OTHERS.search(name.lower())
-    return bool(is_about_tokens) and 0 < len(shape) <= 2 and shape[1:] == other[1:]
+    is_of_them = len(shape) == 2 or (len(shape) == 1 and name.endswith("bias"))
+    return bool(_BY_TOKEN.search(name.lower())) and is_of_them and shape[1:] == other[1:]
 
 
 def _count(items: Sequence[str]) -> str:

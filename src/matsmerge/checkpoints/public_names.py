@@ -8,8 +8,8 @@ from typing import Any
 from matsmerge.checkpoints.opening import local_path
 
 _SPLIT = re.compile(r"(.+?)( \([^()/]*\))")
-# What begins like a path, up to where a sentence goes on.
-_PATH = re.compile(r"(?<![\w.~])(?:~|\.{1,2})?/[^\s,;:'\"()]+")
+# A path of at least two parts, where a sentence could have one: not '</s>', nor a part of a URL.
+_PATH = re.compile(r"(?<![^\s'\"(])(?:~|\.{1,2})?/[^\s,;:'\"()/]+/[^\s,;:'\"()]*")
 
 
 def public_name(source: str) -> str:

@@ -15,7 +15,7 @@ from matsmerge.guarded_files import parse_as, parse_json, read_bytes, read_text
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _SPECIAL_MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
 _VOCAB_JSON, _VOCAB_TEXT, _MERGES = "vocab.json", "vocab.txt", "merges.txt"
-_CLOSED = ("*.model", "*.tiktoken")  # formats that are compared as a whole
+_CLOSED = ("*.model", "*.tiktoken", "*.spm", "tekken.json")  # formats that are compared as a whole
 _FILES = (
     TOKENIZER, CONFIG, TEMPLATE, _SPECIAL_MAP, _ADDED, _VOCAB_JSON, _VOCAB_TEXT, _MERGES, *_CLOSED
 )  # fmt: skip
@@ -66,10 +66,10 @@ def read_tokenizer(folder: Path, files: Digests) -> Tokenizer:
     elif _VOCAB_JSON in files:
         ids |= _vocabulary(_json(folder, _VOCAB_JSON), folder / _VOCAB_JSON)
         if _MERGES in files:
-            lines = _text(folder, _MERGES).splitlines()
+            lines = _lines(folder, _MERGES)
             parts["merges"] = _digest([x for x in lines if x and not x.startswith("#version")])
     elif _VOCAB_TEXT in files:
-        ids |= {token: i for i, token in enumerate(_text(folder, _VOCAB_TEXT).splitlines())}
+        ids |= {token: i for i, token in enumerate(_lines(folder, _VOCAB_TEXT))}
     closed = {n: d for n, d in files.items() if any(fnmatchcase(n, p) for p in _CLOSED)}
     found_ids = ids | _added(folder, files, config, content) if ids else None
     return Tokenizer(
@@ -79,6 +79,12 @@ def read_tokenizer(folder: Path, files: Digests) -> Tokenizer:
         _special(folder, files, config),
         _as(template, str | list[dict[str, Any]] | None, folder / CONFIG),
     )
+
+
+def _lines(folder: Path, name: str) -> list[str]:
+    """Lines as transformers sees them: tokens may hold other characters that end lines."""
+    lines = _text(folder, name).replace("\r\n", "\n").split("\n")
+    return lines if lines[-1] else lines[:-1]
 
 
 def templates_by_name(chat_template: Any) -> dict[str, str]:

@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.tokenizers import (
+    Digests,
     Tokenizer,
     digest_files,
     read_tokenizer,
     templates_by_name,
 )
+from matsmerge.errors import CheckpointError
 
 _MAX_SHOWN = 3
 _MAX_RENAMED_SHARE, _MIN_RENAMED = 0.05, 16  # unused rows that fine-tuning gave a meaning
+_NOT_READ = "put the file right, or do not compare tokenizers with --ignore-tokenizers"
 _WHAT_TO_DO = (
     "embeddings are merged row by row, and this version cannot bring vocabularies together; merge "
     "models with one tokenizer, or if only the files differ, go on with --ignore-tokenizers / "
@@ -44,7 +47,13 @@ def compare_tokenizers(
     """
     found = Comparison()
     folders = dict(models) | ({base[0]: base[1]} if base else {})
-    files = {title: digest_files(folder) for title, folder in folders.items()}
+    files: dict[str, Digests] = {}
+    for title, folder in folders.items():
+        try:
+            files[title] = digest_files(folder)
+        except CheckpointError as error:
+            found.problems += [f"{problem}; {_NOT_READ}" for problem in error.problems]
+            files[title] = {}
     having = [title for title in files if files[title]]
     source = next((t for t, folder in folders.items() if folder and folder == output), None)
     if source is not None and source not in having and having:
@@ -52,6 +61,7 @@ def compare_tokenizers(
             f"the output has no tokenizer, since its files are those of {source}, which has none; "
             f"{_names(having)} {'has' if len(having) == 1 else 'have'} one"
         )
+    num_notes = len(found.notes)
     kinds = {tuple(sorted(files[title].items())) for title in having}
     if len(kinds) < 2:  # all of them have the same files, byte for byte
         return found
@@ -60,11 +70,18 @@ def compare_tokenizers(
     for title in having:
         folder, kind = folders[title], tuple(sorted(files[title].items()))
         assert folder is not None
-        if kind not in read:
-            read[kind] = read_tokenizer(folder, files[title])
-        tokenizers[title] = read[kind]
-    reference = source if source in tokenizers else having[0]
+        try:
+            if kind not in read:
+                read[kind] = read_tokenizer(folder, files[title])
+            tokenizers[title] = read[kind]
+        except CheckpointError as error:
+            found.problems += [f"{problem}; {_NOT_READ}" for problem in error.problems]
+    if not tokenizers:
+        return found
+    reference = source if source in tokenizers else next(iter(tokenizers))
     _compare_vocabularies(tokenizers, reference, found)
+    if reference != source:  # the output has none of these
+        return Comparison(found.problems, found.notes[:num_notes])
     for title, tokenizer in tokenizers.items():
         if tokenizer is not tokenizers[reference]:
             _compare_cutting(title, tokenizer, reference, tokenizers[reference], found)

@@ -16,7 +16,7 @@ from matsmerge.checkpoints.input_file import InputFile, digest, look_at
 from matsmerge.engine.executor import Executor
 from matsmerge.engine.preparing import PreparedMerge
 from matsmerge.engine.progress import Progress
-from matsmerge.errors import CheckpointError, OutputError
+from matsmerge.errors import CheckpointError, OutputError, ResourceError
 
 _DIGEST_BYTES = 2_000_000  # of memory, whatever the file's size
 
@@ -52,7 +52,13 @@ class InputFiles:
                 file.path for file in self.files if found[file.path] != self.digests[file.path]
             ]
         else:
-            changed = [file.path for file in self.files if look_at(file.path) != file]
+            try:
+                changed = [file.path for file in self.files if look_at(file.path) != file]
+            except CheckpointError as error:  # what was done need not be lost for that
+                advice = "what was done is kept; continue with --resume when it can be read"
+                raise ResourceError(
+                    [f"{problem}; {advice}" for problem in error.problems]
+                ) from error
         if changed:
             raise CheckpointError(
                 [
@@ -87,12 +93,11 @@ class InputFiles:
                     "was modified, or replaced by a copy, since the merge began. If its content is "
                     "the same, only a merge that is begun with --verify can tell"
                 )
-            elif before.digest is not None and (
-                (now.digest or (digest(file.path) if is_touched else before.digest))
-                != before.digest
-            ):
+            elif before.digest is not None and (now.digest or digest(file.path)) != before.digest:
                 what = "has another content than when the merge began"
             else:
+                if before.digest is not None:
+                    self.digests[file.path] = before.digest  # compared at the end as well
                 continue
             problems.append(f"{file.path}: {what}; start anew with --overwrite")
         if len(noted) != len(self.files):

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 from matsmerge.errors import CheckpointError, DataError, MatsError
 from matsmerge.guarded_files import Content, Count, Numbers, parse_as, read_json
 
-_MAX_VALUES = 4_000_000  # most are residuals, one for each layer and iteration
+# Most are residuals, one for each layer and iteration; a value is at most a line of 30 bytes.
+MAX_VALUES, MAX_BYTES = 8_000_000, 256 * 2**20
 _MAX_STAGES = 1000
 
 
@@ -88,7 +89,7 @@ class MergeContent(_RecipeContent):
 
 
 def read_merge_file(path: Path) -> dict[str, Any]:
-    """What a merge.json says, each part of which there is being of the type it should be."""
+    """What a merge.json says. Parts that are of another type than they should be are an error."""
     return _read(path, MergeContent, DataError)
 
 
@@ -99,7 +100,7 @@ def read_merged_recipe(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path, expected: type[Content], error_type: type[MatsError]) -> dict[str, Any]:
-    content = read_json(path, error_type, most_values=_MAX_VALUES)
+    content = read_json(path, error_type, MAX_BYTES, most_values=MAX_VALUES)
     try:
         parse_as(content, expected, str(path), error_type)
     except error_type as error:

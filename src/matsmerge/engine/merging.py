@@ -179,7 +179,8 @@ def merge_to_folder(
             if at is not FINAL:
                 text = json.dumps({**manifest, "iteration": at}, indent=1) + "\n"
                 (files.folder / MANIFEST).write_text(text)
-        write_paths(prepared, output.path)
+        if FINAL not in prepared.models:  # the folder around several models
+            write_paths(prepared, output.path)
         input_files.check(executor, progress)
         if trace is not None:
             write_trace(trace, manifest)

@@ -264,7 +264,10 @@ def _solving_bytes(layer: Layer, alignment: Alignment, num_kept: int) -> int:
         iterates = (_ITERATES + num_kept) * 8 * groups * d * o
         of_inputs = groups * d * d if one.found.is_dense else 0
         if one.stage.objective.statistic == "kfac":
-            matrices = 8 * (len(alignment.models) + _MATRICES) * (groups * o * o + of_inputs)
+            # Factors as they are, and turned; of the held-out set as well.
+            num_sets = 2 if one.stage.solver.uses_held_out else 1
+            num_matrices = 2 * num_sets * len(alignment.models) + _MATRICES
+            matrices = 8 * num_matrices * (groups * o * o + of_inputs)
         elif of_inputs or one.stage.solver.needs_matrix:
             matrices = 8 * _MATRICES * groups * d * d
         else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import Field
 
+from matsmerge.engine.merge_file import MAX_BYTES, MAX_VALUES
 from matsmerge.errors import DataError, MatsError
 from matsmerge.experiments.provenance import origin
 from matsmerge.experiments.step import Given, Step, digest
@@ -17,7 +18,6 @@ from matsmerge.guarded_files import Content, decode, parse_as, parse_json, read_
 from matsmerge.whole_folder import sync
 
 RECORD = "step.json"
-_MAX_BYTES = 128 * 2**20  # a merge's has all that was measured on the way
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,10 @@ def _read(path: Path, step: Step) -> Record:
     if not record.is_file():
         raise FileNotFoundError(f"{RECORD} is missing")
     # What cannot be read just now is not thrown away.
-    text = read_bytes(record, DataError, _MAX_BYTES)
-    content = parse_json(decode(text, RECORD, _DamagedError), RECORD, _DamagedError)
+    text = read_bytes(record, DataError, MAX_BYTES)
+    content = parse_json(
+        decode(text, RECORD, _DamagedError), RECORD, _DamagedError, most_values=MAX_VALUES
+    )
     typed = parse_as(content, _RecordContent, RECORD, _DamagedError)
     if content.pop("digest") != _digest(content) or typed.key != step.key:
         raise ValueError(f"{RECORD} was changed")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_ENOUGH_ROWS = 1024
+ENOUGH_ROWS = 1024
 _PANEL = 64
 
 
@@ -100,7 +100,7 @@ class UpperSum:
             self._rows = None if self._rows is None else self._rows.to(z.device)
         d = z.shape[-1]
         num_rows = z.shape[-2] if keep is None else len(keep)
-        enough = min(d, _ENOUGH_ROWS)
+        enough = min(d, ENOUGH_ROWS)
         if z.ndim == 3 or num_rows >= enough:
             self._multiply((z if keep is None else z[keep]).to(self._sums.dtype))
             return
@@ -152,7 +152,7 @@ class UpperSum:
         total = cls(unpack_upper(parts["upper"]), parts.get("first"))
         if "rows" in parts:
             num, d = parts["rows"].shape
-            total._rows = parts["rows"].new_empty(min(d, _ENOUGH_ROWS), d)
+            total._rows = parts["rows"].new_empty(min(d, ENOUGH_ROWS), d)
             total._rows[:num] = parts["rows"]
             total._num_rows = num
         return total

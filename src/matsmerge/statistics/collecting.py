@@ -192,7 +192,7 @@ def _skip(
         num_examples += count_examples(item)
         num_batches += 1
         if interruption.is_asked:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(interruption.number)
     if (num_batches, num_examples) != (num_done, collection.num_examples):
         raise OutputError(
             f"{path}: holds {collection.num_examples} examples of {num_done} batches, which now "

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
-from matsmerge.linalg.triangle import UpperSum
+from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperSum
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.statistics import Count
@@ -153,7 +153,7 @@ def _check_sum(parts: Parts, name: str, num_groups: int, dim: int, dtype: torch.
         expected["first"] = (*groups, dim)
     if "rows" in parts:
         num_rows = parts["rows"].shape[0] if parts["rows"].ndim else 0
-        expected["rows"] = (min(num_rows, dim), dim)
+        expected["rows"] = (min(num_rows, dim, ENOUGH_ROWS), dim)
     _check(parts, name, expected, dtype)
 
 

@@ -11,7 +11,6 @@ of examples. With these scales the Fisher of a weight in torch's layout (out, in
 1/N for both factors; the counts are kept, so that any other scale can be had from these arrays.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -31,7 +30,6 @@ FORMAT_VERSION = 1
 Layout = Literal["linear", "conv1d", "conv2d", "embedding"]
 Form = Literal["symmetric", "diagonal", "rows", "full"]
 MAIN, HELD_OUT = "main", "held_out"
-_SPLIT = re.compile(r"(.*)( \([^()]*\))")  # as splits of one source are named
 
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]

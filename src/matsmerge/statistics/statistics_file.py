@@ -2,8 +2,6 @@
 
 import contextlib
 import errno
-import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -20,6 +18,7 @@ from matsmerge.errors import CheckpointError, OutputError, RecipeError, Statisti
 from matsmerge.guarded_files import parse_as, parse_json
 from matsmerge.linalg.triangle import is_triangle
 from matsmerge.statistics.statistics import FORMAT_VERSION, Form, Header, Statistics
+from matsmerge.whole_folder import sync
 
 _METADATA_KEY = "matsmerge_statistics"
 _IDENTITY_KEY = "matsmerge_collection"  # a digest, by which --resume knows what is finished
@@ -168,9 +167,9 @@ def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: Mapping[str
             opened.write(encoded)
             for values in arrays.values():
                 opened.write(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        _sync(temporary)
+        sync(temporary)
         temporary.replace(file)
-        _sync(file.parent)
+        sync(file.parent)
     except OSError as error:
         reason = "the disk is full" if error.errno == errno.ENOSPC else first_line(error)
         raise OutputError(f"{file}: cannot be written ({reason})") from error
@@ -182,13 +181,3 @@ def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: Mapping[str
 def temporary_path(file: Path) -> Path:
     """Where a file is while it is written; always the same, so that the next run replaces it."""
     return file.with_name(f".{file.name}.tmp")
-
-
-def _sync(path: Path) -> None:
-    if sys.platform == "win32":
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

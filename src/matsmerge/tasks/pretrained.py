@@ -22,6 +22,9 @@ Layers = Annotated[int, Field(ge=0, lt=10_000)]  # a model is made layer by laye
 DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 
 
+_Digits = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+
+
 class _ConfigContent(Content):
     """Of a config.json what tasks look at; transformers does not check it."""
 
@@ -29,7 +32,7 @@ class _ConfigContent(Content):
     architectures: list[str] | None = None
     num_labels: Count | None = None
     id2label: dict[str, str | int] | None = None
-    label2id: dict[str, Count] | None = None
+    label2id: dict[str, Count | _Digits] | None = None  # some scripts write them as texts
     problem_type: str | None = None
     image_size: Size | list[Size] | None = None
     patch_size: Size | list[Size] | None = None
@@ -39,7 +42,7 @@ class _ConfigContent(Content):
     num_hidden_layers: Layers | None = None
     num_layers: Layers | None = None
     n_layer: Layers | None = None
-    max_position_embeddings: int | None = None
+    max_position_embeddings: int | float | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | list[int] | None = None
     tie_word_embeddings: bool | None = None

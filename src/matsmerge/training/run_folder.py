@@ -116,7 +116,7 @@ def staging_path(target: Path) -> Path:
 
 
 class _State(Content):
-    """Of what Trainer wrote all that it needs to go on."""
+    """The parts of a trainer_state.json that Trainer needs to continue."""
 
     model_config = ConfigDict(extra="allow")
 
