@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -190,6 +191,7 @@ def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
 
 
 def test_only_what_changed_is_done(place: Path, ran: Path) -> None:
+    ran = Path(shutil.copytree(ran, place / "changed"))
     before = read_results(ran)
     heard = Heard()
     results = resume_suite(ran, num_workers=1, watcher=heard)

@@ -349,7 +349,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if "partial" not in path.name:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(statistics_file, "_sync", full)
+    monkeypatch.setattr(statistics_file, "sync", full)
     with pytest.raises(matsmerge.OutputError, match="the disk is full"):
         gather(case, out=out)
     assert [p.name for p in tmp_path.iterdir()] == [partial_path(out).name]
@@ -375,7 +375,7 @@ def test_a_disk_that_fills_up_while_saving(tmp_path: Path, monkeypatch: pytest.M
         if left < 0:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(statistics_file, "_sync", full)
+    monkeypatch.setattr(statistics_file, "sync", full)
     with pytest.raises(matsmerge.OutputError, match="the disk is full.*make room.*--resume"):
         gather(case, case.batches(2), out=out)
     assert list(tmp_path.iterdir()) == []

@@ -55,7 +55,7 @@ def test_everything(tmp_path: Path) -> None:
         ("max_length: many", 'max_length: input should be a valid integer, found "many"'),
         ("max_length: 0", "max_length: input should be greater than or equal to 1, found 0"),
         ("labels: [no, yes]", "labels.0: input should be a valid string, found false"),
-        ("columns: {1: x}", "the key 1 is not a name"),
+        ("columns: {1: x}", "the key '1' is not a name"),
         ("task: seq2seq\ntask: causal_lm", "the key 'task' is given twice"),
         ("a: [", "not valid YAML"),
         ("- a", "expected a mapping"),
