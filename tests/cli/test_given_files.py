@@ -61,3 +61,10 @@ def test_given_files(command: str, mats: Run, given: dict[str, Path], tmp_path: 
         assert (code, out) == (1, ""), f"{kind}: {err}"
         assert "Traceback" not in err
         assert not (tmp_path / "out").exists()
+
+
+def test_a_name_that_no_file_can_have(mats: Run, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"models: [{'x' * 5000}, b]\nmethod: average\n")
+    code, _, err = mats("merge", recipe, "--out", tmp_path / "out")
+    assert code == 1, err

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from matsmerge.errors import StatisticsError
 from matsmerge.statistics.spectra import spectrum
 
 
@@ -29,3 +30,8 @@ def test_what_is_lost_to_rounding_is_singular() -> None:
     assert spectrum(torch.zeros(3, 3)).effective_rank == 0
     groups = torch.stack([torch.eye(2), torch.diag(torch.tensor([4.0, 1.0]))])
     assert spectrum(groups).condition == pytest.approx(4)
+
+
+def test_a_damaged_moment_is_refused() -> None:
+    with pytest.raises(StatisticsError, match="NaN or Inf"):
+        spectrum(torch.full((3, 3), float("nan")))

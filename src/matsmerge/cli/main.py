@@ -4,6 +4,7 @@
 130, 143: interrupted by Ctrl-C, by SIGTERM. Nothing heavy is imported before signals are heard.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -61,6 +62,8 @@ def run(arguments: Sequence[str], listener: Listener | None = None) -> int:
         elif isinstance(error, CommandError):
             display.show_problems([error.format_message()])
             display.stderr.print("see mats --help or mats COMMAND --help")
+        elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            display.show_problems([f"{str(error.filename)[:60]}…: is too long for a name or path"])
         elif machine_gave_out(error):
             display.show_problems([f"{_gave_out(error)}{_how_to_continue(arguments)}"])
         else:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from matsmerge.errors import StatisticsError
+
 
 @dataclass(frozen=True)
 class Spectrum:
@@ -22,6 +24,11 @@ class Spectrum:
 def spectrum(matrix: Tensor) -> Spectrum:  # (d, d), (groups, d, d) or (d,)
     """Effective rank and condition number; of the worst group where there are several."""
     values = matrix.double()
+    if not bool(values.isfinite().all()):
+        raise StatisticsError(
+            "a second moment holds NaN or Inf; the file is damaged, or the model gave NaN on its "
+            "data; collect again"
+        )
     if values.ndim == 3:
         return max((spectrum(group) for group in values), key=lambda s: s.condition)
     eigenvalues = values if values.ndim == 1 else torch.linalg.eigvalsh(values)
