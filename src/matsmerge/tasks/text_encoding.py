@@ -1,7 +1,8 @@
 """Text to token ids with a model's own tokenizer, and ids to padded tensors."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,8 @@ class TextEncoder:
         pair = self._cut(pair, limit)
         if "text_target" in options:
             options["text_target"] = self._cut(options["text_target"], limit)
-        features = self.tokenizer(text, pair, truncation=True, max_length=limit, **options)
+        with refusing_panics():
+            features = self.tokenizer(text, pair, truncation=True, max_length=limit, **options)
         if len(features["input_ids"]) >= limit:
             whole = self.tokenizer(text, pair, truncation=False, **options)
             if len(whole["input_ids"]) > limit:
@@ -194,6 +196,20 @@ def load_tokenizer(folder: Path) -> Any:
         )
     except Exception as error:  # damaged files, unknown classes, missing packages
         raise DataError(f"{folder}: the tokenizer cannot be read ({first_line(error)})") from error
+
+
+@contextmanager
+def refusing_panics() -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no `Exception`, into a `DataError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(
+            f"the tokenizer is damaged: it gave up on a text ({first_line(error)}); take the files "
+            "of the tokenizer from where the model came from"
+        ) from error
 
 
 def num_positions(model: nn.Module) -> int | None:

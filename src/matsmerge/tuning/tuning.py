@@ -145,13 +145,15 @@ class _Search:
         try:
             try:
                 prepared = prepare(self.space.fill(choice))
-                merge_to_folder(prepared, folder, executor=self.executor, overwrite=True)
+                # Under the name it keeps if it is chosen, which its card has as the title.
+                made = folder / MODEL
+                merge_to_folder(prepared, made, executor=self.executor, overwrite=True)
             except NonFiniteError as error:
                 for one in missing:
                     yield self._note(Trial(one, failure=error.problems[0]))
                 return
             for one in missing:
-                scored = folder / f"iteration-{one[ITERATIONS]}" if iterations else folder
+                scored = made / f"iteration-{one[ITERATIONS]}" if iterations else made
                 try:
                     scores, errors = self.scorer.score(scored)
                 except NonFiniteError as error:
