@@ -44,14 +44,17 @@ from merge_throughput import run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from matsmerge.byte_sizes import format_bytes
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.checkpoints.stored import StoredCheckpoint
-from matsmerge.engine.machine import available_bytes, format_bytes
-from matsmerge.statistics.options import Options
-from matsmerge.statistics.statistics import Form, Header, Origin, Set, Statistics, in_memory
+from matsmerge.engine.machine import available_bytes
+from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.kinds.fisher_block import BLOCK_FISHER, BlockSum
+from matsmerge.statistics.kinds.statistic import Form
+from matsmerge.statistics.statistics import Header, Origin, Set, Statistics, in_memory
 from matsmerge.statistics.statistics_file import open_statistics, save_statistics
-from matsmerge.statistics.totals import BlockSum, Totals
+from matsmerge.statistics.totals import Totals
 
 NUM_MODELS = 8
 SCALE = 0.3  # of task arithmetic, the start
@@ -146,14 +149,14 @@ def make_statistics(path: Path, size: Size, number: int) -> Statistics:
     for i, (name, shape) in enumerate(size.vectors().items()):
         block = BlockSum(math.prod(shape))
         block.add(make_gradients(i, number, size.num_examples, math.prod(shape)))
-        totals = Totals(torch.float32, size.num_examples, blocks={name: block})
-        own_arrays, own_forms = totals.arrays()
-        arrays |= {f"main/{key}": values for key, values in own_arrays.items()}
-        forms |= {f"main/{key}": form for key, form in own_forms.items()}
+        totals = Totals(torch.float32, size.num_examples)
+        totals.of(BLOCK_FISHER)[name] = block
+        for key, values, form in totals.arrays():
+            arrays[f"main/{key}"], forms[f"main/{key}"] = values, form
     header = Header(
         model=Origin(name=path.name, fingerprint=fingerprint(open_checkpoint(path))),
         data=(Origin(name="made", fingerprint=""),),
-        options=Options(statistics=("block_fisher",)),
+        options=CollectionOptions(statistics=("block_fisher",)),
         versions={},
         maps=(),
         sets={"main": Set(num_examples=size.num_examples, num_rows={})},

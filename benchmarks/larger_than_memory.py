@@ -20,19 +20,22 @@ import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from merge_throughput import memory_of
 from torch import Tensor
 
+from matsmerge.byte_sizes import format_bytes, parse_bytes
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.engine.executor import LocalExecutor
-from matsmerge.engine.machine import format_bytes, keep_freed_memory, parse_bytes
-from matsmerge.engine.merging import merge_to_folder
-from matsmerge.engine.preparing import prepare
+from matsmerge.engine.local_executor import LocalExecutor
+from matsmerge.engine.machine import keep_freed_memory
+from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.prepared_merge import prepare
+from matsmerge.progress import Silent
 from matsmerge.recipes.recipe import make_recipe
-from matsmerge.statistics.options import Options
+from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.statistics import Header, Map, Origin, Set, Statistics
 
 CHUNK_ELEMENTS = 1 << 16
@@ -144,7 +147,7 @@ def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics
     header = Header(
         model=Origin(name=model.label, fingerprint=fingerprint(model)),
         data=(Origin(name="made", fingerprint=""),),
-        options=Options(statistics=("kfac",) if kfac else ("gram",)),
+        options=CollectionOptions(statistics=("kfac",) if kfac else ("gram",)),
         versions={},
         maps=tuple(
             Map(
@@ -165,18 +168,15 @@ def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics
     return Statistics(header, MadeArrays(f"{model.label}.statistics", dims, model.number))
 
 
-class Phases:
+class Phases(Silent):
     """Notes when each phase of a merge begins."""
 
     def __init__(self) -> None:
         self.begins: list[tuple[str, float]] = [("planning", time.perf_counter())]
 
-    def stage(self, name: str, num_bytes: int) -> None:
-        print(f"  {name}: {format_bytes(num_bytes)}", file=sys.stderr, flush=True)
-        self.begins.append((name, time.perf_counter()))
-
-    def advance(self, num_bytes: int) -> None:
-        pass
+    def stage(self, title: str, total: int | None = None, *_: Any) -> None:
+        print(f"  {title}: {format_bytes(total or 0)}", file=sys.stderr, flush=True)
+        self.begins.append((title, time.perf_counter()))
 
     def seconds(self) -> dict[str, float]:
         ends = [*(at for _, at in self.begins[1:]), time.perf_counter()]

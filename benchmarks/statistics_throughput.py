@@ -127,7 +127,7 @@ def run_loop(model: "nn.Module", batches: Batches) -> None:
 
 
 def collector(kind: str) -> Callable[["nn.Module", Batches], None]:
-    from matsmerge.statistics.collecting import collect
+    from matsmerge.statistics.collection_run import collect
 
     def run(model: "nn.Module", batches: Batches) -> None:
         collect(model, batches, [kind], loss=logits_of if kind == "gram" else losses_of)

@@ -2,6 +2,8 @@
 
 import os
 import random
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,8 @@ from torch import Tensor
 from matsmerge.cli import main
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Of a job in the background Ctrl-C may be ignored, and so it would be by all that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(int(os.environ.get("MATSMERGE_TEST_THREADS", "1")))
 # The same cases every time: a test that fails by chance tells nobody anything.
 settings.register_profile("matsmerge", derandomize=True, deadline=None)
@@ -80,3 +84,12 @@ def mats(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return code, output.out, output.err
 
     return run
+
+
+@pytest.fixture
+def browser() -> str:
+    """The browser that draws pictures; a test that needs one is skipped without."""
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("needs a browser: install chromium")
+    return found

@@ -5,33 +5,23 @@ import inspect
 import pytest
 
 import matsmerge
+import matsmerge.lab
+from matsmerge import methods
 from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.objectives import OBJECTIVES
 from matsmerge.methods.solvers import SOLVERS
-from matsmerge.statistics.options import Options
+from matsmerge.statistics.collection_options import CollectionOptions
 
 
 def test_names() -> None:
     assert matsmerge.__all__ == [
-        "AlignmentError",
-        "CheckpointError",
-        "DataError",
-        "MatsError",
-        "NonFiniteError",
-        "OutputError",
-        "RecipeError",
-        "ResourceError",
-        "StatisticsError",
-        "__version__",
-        "collect",
-        "evaluate",
-        "merge",
-        "merge_trajectory",
-        "open_checkpoint",
-        "open_statistics",
-        "train",
-    ]
+        "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
+        "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError", "PlannedMerge",
+        "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
+        "StatisticsError", "__version__", "collect", "merge", "methods", "open_checkpoint",
+        "open_statistics", "plan", "read_recipe",
+    ]  # fmt: skip
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None
     with pytest.raises(AttributeError, match="no_such_thing"):
@@ -44,26 +34,42 @@ def test_errors_are_one_tree() -> None:
             assert issubclass(getattr(matsmerge, name), matsmerge.MatsError)
 
 
+def test_the_lab_has_its_own_names() -> None:
+    assert matsmerge.lab.__all__ == ["evaluate", "train", "tune"]
+    for name in matsmerge.lab.__all__:
+        assert callable(getattr(matsmerge.lab, name))
+        assert not hasattr(matsmerge, name)
+
+
 def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.merge).parameters) == [
-        "models", "base", "method", "out", "statistics", "data", "weights", "overrides", "heads",
-        "dtype", "output", "rank", "align", "ignore_tokenizers", "allow_nonfinite", "force", "overwrite",
-        "resume", "verify", "parameters",
+        "models", "base", "method", "out", "executor", "progress", "overwrite", "resume", "verify",
+        "allow_nonfinite", "options",
     ]  # fmt: skip
-    assert list(inspect.signature(matsmerge.merge_trajectory).parameters) == [
-        "models", "base", "method", "iterations", "statistics", "weights", "overrides", "heads",
-        "dtype", "output", "rank", "align", "ignore_tokenizers", "allow_nonfinite", "force", "parameters",
+    assert list(inspect.signature(matsmerge.plan).parameters) == [
+        "models", "base", "method", "statistics", "data", "weights", "overrides", "heads", "dtype",
+        "output", "rank", "align", "trajectory", "ignore_tokenizers", "force", "parameters",
+    ]  # fmt: skip
+    assert list(inspect.signature(matsmerge.PlannedMerge.merge).parameters) == [
+        "self", "out", "executor", "progress", "overwrite", "resume", "verify", "allow_nonfinite",
+        "max_shard_bytes", "trace",
     ]  # fmt: skip
 
 
 def test_collect_signature() -> None:
     assert list(inspect.signature(matsmerge.collect).parameters) == [
         "model", "batches", "statistics", "loss", "checkpoint", "name", "data", "out", "dtype",
-        "overwrite", "resume", "options",
+        "overwrite", "resume", "progress", "options",
     ]  # fmt: skip
-    assert list(Options.model_fields) == [
+    assert list(CollectionOptions.model_fields) == [
         "statistics", "fisher", "reduction", "num_samples", "seed", "bias", "parameters", "held_out",
     ]  # fmt: skip
+
+
+def test_classes_of_methods() -> None:
+    classes = {cls.__name__: cls for cls in METHODS.values()}
+    assert sorted(methods.__all__) == sorted(["METHODS", "Method", *classes])
+    assert all(getattr(methods, name) is cls for name, cls in classes.items())
 
 
 def test_methods() -> None:
@@ -71,7 +77,7 @@ def test_methods() -> None:
     solving = [name for name, cls in METHODS.items() if issubclass(cls, Mats)]
     assert solving == [
         "mats", "mats_kfac", "diagonal_fisher", "regmean", "regmean++", "block_fisher",
-        "kronecker_of_sums", "actmat", "wudi", "tact", "centered_actmat",
+        "actmat", "wudi", "tact", "centered_actmat",
     ]  # fmt: skip
     fields = ["init", "inputs", "objective", "otherwise", "solver", "stages"]
     assert all(described.pop(name) == fields for name in solving)
@@ -83,6 +89,9 @@ def test_methods() -> None:
         "dare_ties": ["density", "normalize", "rescale", "scale", "seed"],
         "slerp": [],
         "model_stock": [],
+        "tsv_m": ["scale"],
+        "iso_c": ["scale"],
+        "iso_cts": ["common", "scale"],
         "passthrough": ["model"],
     }
 
@@ -102,5 +111,4 @@ def test_objectives_and_solvers() -> None:
     assert {name: sorted(cls.model_fields) for name, cls in SOLVERS.items()} == {
         "cg": ["damping", "form", "iterations", "preconditioner", "stop", "tolerance"],
         "closed_form": [],
-        "summed_factors": [],
     }

@@ -18,7 +18,7 @@ from transformers import (
     ViTConfig,
 )
 
-from matsmerge.tasks.data import Data, read_data
+from matsmerge.data.rows import Data, read_data
 
 WORDS = ["<pad>", "<unk>", "<s>", "</s>", *"abcdefghijklmnop"]
 SIZES = {

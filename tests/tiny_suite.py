@@ -7,7 +7,7 @@ from typing import Any
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertModel
 
-from matsmerge.experiments.suite import Suite, make_suite
+from matsmerge.lab.experiments.suite import Suite, make_suite
 
 METHODS: dict[str, Any] = {
     "average": {"method": "average"},

@@ -6,8 +6,13 @@ from typing import TYPE_CHECKING, Any
 from matsmerge.version import __version__
 
 if TYPE_CHECKING:
-    from matsmerge.api import merge, merge_trajectory
-    from matsmerge.checkpoints.opening import open_checkpoint
+    from matsmerge import methods
+    from matsmerge.api import PlannedMerge, merge, plan
+    from matsmerge.checkpoints.checkpoint import Checkpoint
+    from matsmerge.checkpoints.source import open_checkpoint
+    from matsmerge.engine.executor import Executor, SerialExecutor
+    from matsmerge.engine.local_executor import LocalExecutor
+    from matsmerge.engine.merged import Merged
     from matsmerge.errors import (
         AlignmentError,
         CheckpointError,
@@ -19,45 +24,62 @@ if TYPE_CHECKING:
         ResourceError,
         StatisticsError,
     )
-    from matsmerge.evaluation.comparing import evaluate
-    from matsmerge.statistics.collecting import collect
+    from matsmerge.recipes.recipe import Recipe
+    from matsmerge.recipes.recipe_file import read_recipe
+    from matsmerge.statistics.collection_run import collect
+    from matsmerge.statistics.statistics import Statistics
     from matsmerge.statistics.statistics_file import open_statistics
-    from matsmerge.training.training import train
+
+_HOMES = {
+    "Checkpoint": "matsmerge.checkpoints.checkpoint",
+    "Executor": "matsmerge.engine.executor",
+    "LocalExecutor": "matsmerge.engine.local_executor",
+    "Merged": "matsmerge.engine.merged",
+    "PlannedMerge": "matsmerge.api",
+    "Recipe": "matsmerge.recipes.recipe",
+    "SerialExecutor": "matsmerge.engine.executor",
+    "Statistics": "matsmerge.statistics.statistics",
+    "collect": "matsmerge.statistics.collection_run",
+    "merge": "matsmerge.api",
+    "open_checkpoint": "matsmerge.checkpoints.source",
+    "open_statistics": "matsmerge.statistics.statistics_file",
+    "plan": "matsmerge.api",
+    "read_recipe": "matsmerge.recipes.recipe_file",
+}
 
 __all__ = [
     "AlignmentError",
+    "Checkpoint",
     "CheckpointError",
     "DataError",
+    "Executor",
+    "LocalExecutor",
     "MatsError",
+    "Merged",
     "NonFiniteError",
     "OutputError",
+    "PlannedMerge",
+    "Recipe",
     "RecipeError",
     "ResourceError",
+    "SerialExecutor",
+    "Statistics",
     "StatisticsError",
     "__version__",
     "collect",
-    "evaluate",
     "merge",
-    "merge_trajectory",
+    "methods",
     "open_checkpoint",
     "open_statistics",
-    "train",
+    "plan",
+    "read_recipe",
 ]
-
-
-_HOMES = {
-    "collect": "matsmerge.statistics.collecting",
-    "evaluate": "matsmerge.evaluation.comparing",
-    "merge": "matsmerge.api",
-    "merge_trajectory": "matsmerge.api",
-    "open_checkpoint": "matsmerge.checkpoints.opening",
-    "open_statistics": "matsmerge.statistics.statistics_file",
-    "train": "matsmerge.training.training",
-}
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use, so that `mats --help` need not wait for torch.
     if name not in __all__:
         raise AttributeError(f"module 'matsmerge' has no attribute '{name}'")
+    if name == "methods":
+        return importlib.import_module("matsmerge.methods")
     return getattr(importlib.import_module(_HOMES.get(name, "matsmerge.errors")), name)

@@ -1,21 +1,36 @@
-"""Merging from Python."""
+"""Merging from Python: `plan` checks everything, `merge` does it."""
 
+import json
+import time
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.opening import Source, local_path
+from matsmerge.checkpoints.source import Source, local_path
 from matsmerge.engine.evidence import StatisticsSource
-from matsmerge.engine.merging import merge_in_memory, merge_to_folder
-from matsmerge.engine.output_folder import check_target
-from matsmerge.engine.preparing import PreparedMerge, prepare
+from matsmerge.engine.executor import Executor
+from matsmerge.engine.layout import DEFAULT_SHARD_BYTES
+from matsmerge.engine.local_executor import LocalExecutor
+from matsmerge.engine.manifest import describe_inputs, make_manifest
+from matsmerge.engine.merge_file import read_merge_file
+from matsmerge.engine.merge_run import Outcome, merge_in_memory, merge_to_folder
+from matsmerge.engine.merged import Merged
+from matsmerge.engine.output_folder import MANIFEST, check_target
+from matsmerge.engine.prepared_merge import PreparedMerge, prepare
+from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_KEPT
-from matsmerge.recipes.recipe import make_recipe, short_names
+from matsmerge.methods.method import Method
+from matsmerge.progress import BYTES, AnyProgress, Progress, listener
+from matsmerge.recipes.method_spec import as_plain
+from matsmerge.recipes.recipe import Recipe, make_recipe, short_names
+from matsmerge.recipes.recipe_file import read_recipe
 
 Models = Sequence[Source] | Mapping[str, Source]
 AllStatistics = Sequence[StatisticsSource] | Mapping[str, StatisticsSource]
@@ -24,116 +39,140 @@ DataSource = str | Path | Mapping[str, Any]
 AllData = Sequence[DataSource] | Mapping[str, DataSource]
 
 
-@overload
+@dataclass(frozen=True)
+class PlannedMerge:
+    """A merge that has been checked, of which nothing but headers has been read."""
+
+    prepared: PreparedMerge
+    notes: tuple[str, ...]  # what was decided without being asked
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.prepared.recipe
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(spec.num_elements for spec in self.prepared.written.values())
+
+    def peak_bytes(self, executor: Executor | None = None) -> int:
+        """Memory that the merge takes at most, beyond the interpreter's own, about."""
+        executor, plan = executor or LocalExecutor(), self.prepared.plan
+        held = self.prepared.prefix.num_held_bytes if self.prepared.prefix else 0
+        working = min(plan.peak_bytes(executor.num_workers), executor.max_bytes)
+        return working + plan.measuring_bytes + held
+
+    def merge(
+        self,
+        out: str | Path | None = None,
+        *,
+        executor: Executor | None = None,
+        progress: AnyProgress | None = None,
+        overwrite: bool = False,
+        resume: bool = False,
+        verify: bool = False,
+        allow_nonfinite: bool = False,
+        max_shard_bytes: int = DEFAULT_SHARD_BYTES,
+        trace: str | Path | None = None,
+    ) -> Merged:
+        """Merge into memory, or into a folder; see `matsmerge.merge`."""
+        watch = _Stopwatch(listener(progress))
+        if out is None:
+            outcome = merge_in_memory(
+                self.prepared, executor=executor, allow_nonfinite=allow_nonfinite, progress=watch
+            )
+            return self._in_memory(outcome, watch, allow_nonfinite)
+        target = merge_to_folder(
+            self.prepared,
+            local_path(out),
+            executor=executor,
+            overwrite=overwrite,
+            resume=resume,
+            verify=verify,
+            allow_nonfinite=allow_nonfinite,
+            max_shard_bytes=max_shard_bytes,
+            progress=watch,
+            trace=None if trace is None else local_path(trace),
+        )
+        return self._written(target, watch)
+
+    def _written(self, target: Path, watch: "_Stopwatch") -> Merged:
+        def one(place: Path) -> Merged:
+            return Merged(read_merge_file(place / MANIFEST), self.notes, seconds, {}, place)
+
+        seconds = watch.stop()
+        models = {at: target / name for at, name in self.prepared.models.items()}
+        whole = one(target)
+        trajectory = {at: one(place) for at, place in models.items() if at is not FINAL}
+        return Merged(whole.report, self.notes, seconds, trajectory, target)
+
+    def _in_memory(self, outcome: Outcome, watch: "_Stopwatch", allow_nonfinite: bool) -> Merged:
+        inputs = describe_inputs(self.prepared)
+        manifest = make_manifest(
+            self.prepared, inputs, outcome.measured, outcome.receipts, outcome.kept
+        )
+        report = json.loads(json.dumps(manifest))  # as it would be read from merge.json
+        seconds = watch.stop()
+        save = partial(self._save, outcome, allow_nonfinite)
+        trajectory = {
+            at: Merged({**report, "iteration": at}, self.notes, seconds, {}, None, state)
+            for at, state in outcome.states.items()
+            if at is not FINAL
+        }
+        last = outcome.states[max(trajectory, default=FINAL)]
+        return Merged(report, self.notes, seconds, trajectory, None, last, save)
+
+    def _save(
+        self,
+        outcome: Outcome,
+        allow_nonfinite: bool,
+        folder: str | Path,
+        *,
+        overwrite: bool = False,
+    ) -> Path:
+        return merge_to_folder(
+            self.prepared,
+            local_path(folder),
+            overwrite=overwrite,
+            allow_nonfinite=allow_nonfinite,
+            outcome=outcome,
+        )
+
+
 def merge(
-    models: Models,
+    models: Models | Recipe | str | Path,
     base: Source | None = None,
-    method: str | Mapping[str, Any] = "average",
-    *,
-    out: None = None,
-    statistics: AllStatistics | None = None,
-    data: AllData | None = None,
-    weights: Sequence[float] | None = None,
-    overrides: Sequence[Mapping[str, Any]] = (),
-    heads: str | Sequence[str] = (),
-    dtype: str | None = None,
-    output: str | None = None,
-    rank: int | str | None = None,
-    align: str | None = None,
-    ignore_tokenizers: bool = False,
-    allow_nonfinite: bool = False,
-    force: bool = False,
-    **parameters: Any,
-) -> dict[str, Tensor]: ...
-@overload
-def merge(
-    models: Models,
-    base: Source | None = None,
-    method: str | Mapping[str, Any] = "average",
-    *,
-    out: str | Path,
-    statistics: AllStatistics | None = None,
-    data: AllData | None = None,
-    weights: Sequence[float] | None = None,
-    overrides: Sequence[Mapping[str, Any]] = (),
-    heads: str | Sequence[str] = (),
-    dtype: str | None = None,
-    output: str | None = None,
-    rank: int | str | None = None,
-    align: str | None = None,
-    ignore_tokenizers: bool = False,
-    allow_nonfinite: bool = False,
-    force: bool = False,
-    overwrite: bool = False,
-    resume: bool = False,
-    verify: bool = False,
-    **parameters: Any,
-) -> Path: ...
-def merge(
-    models: Models,
-    base: Source | None = None,
-    method: str | Mapping[str, Any] = "average",
+    method: str | Mapping[str, Any] | Method = "average",
     *,
     out: str | Path | None = None,
-    statistics: AllStatistics | None = None,
-    data: AllData | None = None,
-    weights: Sequence[float] | None = None,
-    overrides: Sequence[Mapping[str, Any]] = (),
-    heads: str | Sequence[str] = (),
-    dtype: str | None = None,
-    output: str | None = None,
-    rank: int | str | None = None,
-    align: str | None = None,
-    ignore_tokenizers: bool = False,
-    allow_nonfinite: bool = False,
-    force: bool = False,
+    executor: Executor | None = None,
+    progress: AnyProgress | None = None,
     overwrite: bool = False,
     resume: bool = False,
     verify: bool = False,
-    **parameters: Any,
-) -> dict[str, Tensor] | Path:
-    """Merge models given as paths, hub ids, state dicts or modules.
+    allow_nonfinite: bool = False,
+    **options: Any,
+) -> Merged:
+    """Merge models given as paths, hub ids, state dicts or modules, or as a recipe says.
 
-    Returns the merged state dict, or with `out` writes a model folder and returns its path.
-    `models` may be a mapping from names, which then name the files in `heads/`; `parameters` are
-    the method's own, as in `merge(models, base, "task_arithmetic", scale=0.3)`. `statistics` are
-    what `collect` returned or wrote, in the order of the models or by their names; with `force`
-    also those of other models. `data` is what methods with `inputs="merged"`, such as `regmean++`,
-    run the models on: for each a file, or a mapping with `path` and what `mats collect` has as
-    options.
+    Returns the merged tensors with what became of them, in memory or, with `out`, in a model folder
+    that appears when it is complete. `options` are those of `plan`, among them the method's own:
+    `merge(models, base, "task_arithmetic", scale=0.3)`.
 
-    Adapters of PEFT are models like others. Several LoRA or (IA)^3 adapters become one adapter
-    again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
-    `align="knots"` merges LoRA adapters in the space that their outputs share.
-
-    Models whose tokenizers give tokens different ids are refused, unless `ignore_tokenizers`.
-
-    With `resume` a merge into `out` that was interrupted goes on, if its inputs are unchanged; with
-    `verify` that is told from every byte of them instead of from sizes and times.
-
-    What is decided without being asked, such as parameters kept apart as heads, is said as a
-    warning.
+    `executor` says where the work is done: by default in threads of this process. `progress` is
+    called with how far it is. With `resume` a merge into `out` that was interrupted goes on, if its
+    inputs are unchanged; with `verify` that is told from every byte of them instead of from sizes
+    and times. What is decided without being asked, such as parameters kept apart as heads, is said
+    as a warning.
     """
-    recipe = {
-        "overrides": list(overrides),
-        "heads": heads,
-        "dtype": dtype,
-        "output": output,
-        "rank": rank,
-        "align": align,
-        "ignore_tokenizers": ignore_tokenizers,
-    }
-    target = None if out is None else local_path(out)
-    if target is not None:
-        check_target(target, 0, {}, overwrite=overwrite, resume=resume)
-    prepared = _prepare(
-        models, base, method, parameters, statistics, weights, recipe, force=force, data=data
-    )
-    if target is None:
-        return merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)[None]
-    return merge_to_folder(
-        prepared,
-        target,
+    if out is not None:
+        check_target(local_path(out), 0, {}, overwrite=overwrite, resume=resume)
+    planned = plan(models, base, method, **options)
+    for note in planned.notes:
+        warnings.warn(note, stacklevel=2)
+    return planned.merge(
+        out,
+        executor=executor,
+        progress=progress,
         overwrite=overwrite,
         resume=resume,
         verify=verify,
@@ -141,13 +180,13 @@ def merge(
     )
 
 
-def merge_trajectory(
-    models: Models,
+def plan(
+    models: Models | Recipe | str | Path,
     base: Source | None = None,
-    method: str | Mapping[str, Any] = "mats",
+    method: str | Mapping[str, Any] | Method = "average",
     *,
-    iterations: Sequence[int],
     statistics: AllStatistics | None = None,
+    data: AllData | None = None,
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
@@ -155,53 +194,44 @@ def merge_trajectory(
     output: str | None = None,
     rank: int | str | None = None,
     align: str | None = None,
+    trajectory: Sequence[int] = (),
     ignore_tokenizers: bool = False,
-    allow_nonfinite: bool = False,
     force: bool = False,
     **parameters: Any,
-) -> dict[int, dict[str, Tensor]]:
-    """The merged state dict after each of these iterations of the last solver, from one run."""
-    if isinstance(iterations, int) or not iterations:
-        raise RecipeError(f"iterations: expected a list such as [10, 20], found {iterations!r}")
-    if len(iterations) > MOST_KEPT:
-        raise RecipeError(f"iterations: {len(iterations):,} models; {MOST_KEPT:,} are possible")
-    recipe = {
-        "overrides": list(overrides),
-        "heads": heads,
-        "dtype": dtype,
-        "output": output,
-        "rank": rank,
-        "align": align,
-        "ignore_tokenizers": ignore_tokenizers,
-        "trajectory": list(iterations),
-    }
-    prepared = _prepare(models, base, method, parameters, statistics, weights, recipe, force=force)
-    found = merge_in_memory(prepared, allow_nonfinite=allow_nonfinite)
-    return {at: state for at, state in found.items() if at is not None}
+) -> PlannedMerge:
+    """Check everything a merge needs, before any weights are read.
 
+    `models` may be a mapping from names, which then name the files in `heads/`; or a recipe, or the
+    path of a recipe file, which say all the rest. `method` is a name, a name with options, or an
+    object of `matsmerge.methods`; `parameters` are its options. `statistics` are what `collect`
+    returned or wrote, in the order of the models or by their names; with `force` also those of
+    other models. `data` is what methods with `inputs="merged"`, such as `regmean++`, run the models
+    on: for each a file, or a mapping with `path` and what `mats collect` has as options.
 
-def _prepare(
-    models: Models,
-    base: Source | None,
-    method: str | Mapping[str, Any],
-    parameters: Mapping[str, Any],
-    statistics: AllStatistics | None,
-    weights: Sequence[float] | None,
-    recipe: Mapping[str, Any],
-    *,
-    force: bool,
-    data: AllData | None = None,
-) -> PreparedMerge:
+    Adapters of PEFT are models like others. Several LoRA or (IA)^3 adapters become one adapter
+    again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
+    `align="knots"` merges LoRA adapters in the space that their outputs share. `trajectory` lists
+    iterations of the last solver, whose models are all made from one run.
+
+    Models whose tokenizers give tokens different ids are refused, unless `ignore_tokenizers`.
+    """
+    if isinstance(models, (str, Path, Recipe)):
+        recipe, notes = _given_recipe(models)
+        if base is not None or method != "average" or parameters or weights or statistics or data:
+            raise RecipeError("a recipe says models, base, method and weights itself; leave it out")
+        prepared = prepare(recipe, force=force)
+        return PlannedMerge(prepared, (*notes, *prepared.notes))
     named = dict(models) if isinstance(models, Mapping) else _named(models)
     if weights is not None and len(weights) != len(named):
         raise RecipeError(f"{len(weights)} weights for {len(named)} models")
+    if isinstance(trajectory, int):
+        raise RecipeError(f"trajectory: expected a list such as [10, 20], found {trajectory!r}")
+    if len(trajectory) > MOST_KEPT:
+        raise RecipeError(f"trajectory: {len(trajectory):,} models; {MOST_KEPT:,} are possible")
     _refuse_twice(named)
-    spec = {"name": method} if isinstance(method, str) else dict(method)
-    heads = recipe["heads"]
     data_of: dict[str, DataSource] = _by_name("data", data, list(named))
-    checked = make_recipe(
+    recipe = make_recipe(
         {
-            **recipe,
             "models": [
                 {
                     "model": str(source) if isinstance(source, (str, Path)) else name,
@@ -214,19 +244,63 @@ def _prepare(
                 )
             ],
             "base": str(base) if isinstance(base, (str, Path)) else base and "base",
-            "method": {**spec, **parameters},
+            "method": {**as_plain(method), **parameters},
+            "overrides": list(overrides),
             "heads": heads if isinstance(heads, str) else list(heads),
+            "dtype": dtype,
+            "output": output,
+            "rank": rank,
+            "align": align,
+            "trajectory": list(trajectory),
+            "ignore_tokenizers": ignore_tokenizers,
         }
     )
     prepared = prepare(
-        checked,
+        recipe,
         named | ({} if base is None else {"base": base}),
         _by_name("statistics", statistics, list(named)),
         force=force,
     )
-    for note in prepared.notes:
-        warnings.warn(note, stacklevel=3)
-    return prepared
+    return PlannedMerge(prepared, prepared.notes)
+
+
+def _given_recipe(given: Recipe | str | Path) -> tuple[Recipe, list[str]]:
+    if isinstance(given, Recipe):
+        return given, []
+    if Path(given).suffix not in (".yaml", ".yml"):
+        raise RecipeError(
+            "models must be a list of models, a mapping from names to models, or a recipe (.yaml)"
+        )
+    return read_recipe(local_path(given))
+
+
+@dataclass
+class _Stopwatch(Progress):
+    """A listener that notes how long each stage takes, and tells another."""
+
+    told: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+    _stage: str = "preparing"
+    _began: float = field(default_factory=time.monotonic)
+
+    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        self._turn(title)
+        self.told.stage(title, total, unit, done)
+
+    def advance(self, amount: int, doing: str | None = None) -> None:
+        self.told.advance(amount, doing)
+
+    def note(self, text: str) -> None:
+        self.told.note(text)
+
+    def stop(self) -> dict[str, float]:
+        self._turn("")
+        return self.seconds
+
+    def _turn(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
+        self._stage, self._began = stage, now
 
 
 T = TypeVar("T")
@@ -256,7 +330,7 @@ def _by_name(
 
 
 def _named(models: Sequence[Source]) -> dict[str, Source]:
-    if isinstance(models, (str, Path, nn.Module, Checkpoint)):
+    if isinstance(models, (nn.Module, Checkpoint)):
         raise RecipeError("models must be a list of models, or a mapping from names to models")
     paths = [m if isinstance(m, (str, Path)) else f"model_{i}" for i, m in enumerate(models)]
     return dict(zip(short_names([str(path) for path in paths]), models, strict=True))

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import BertForSequenceClassification, BertModel
 
 from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
-from matsmerge.adapters.adapter import read_adapter
+from matsmerge.adapters.adapter_folder import read_adapter
 from matsmerge.checkpoints.checkpoint import Buffer
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import CheckpointError
-from matsmerge.tasks.adapters import names_in_base
+from matsmerge.tasks.kinds import names_in_base
 
 # Everything an adapter does to a weight, wherever the weight is stored in its own way.
 ADAPTERS: dict[str, tuple[str, Any]] = {

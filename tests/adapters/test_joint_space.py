@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from matsmerge.adapters.adapter import Adapter, read_adapter
+from matsmerge.adapters.adapter import Adapter
+from matsmerge.adapters.adapter_folder import read_adapter
 from matsmerge.adapters.filled_checkpoint import FilledCheckpoint
 from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.adapters.lora import rank_of
+from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import AlignmentError
 
 F64 = torch.float64
@@ -76,7 +78,7 @@ def test_coordinates_in_left_singular_vectors(adapters: list[Adapter]) -> None:
     assert set(space.modules) == set(SHAPES)
     for module, shape in SHAPES.items():
         having = [a for a in adapters if module in a.modules]
-        num = min(sum(a.ranks()[module] for a in having), shape[0])
+        num = min(sum(rank_of(a.config, module) for a in having), shape[0])
         num_inputs = torch.Size(shape[1:]).numel()
         assert space.num_outputs(module) == num
         assert space.spec(module).shape == (num, num_inputs)

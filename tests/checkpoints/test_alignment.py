@@ -8,7 +8,7 @@ from torch import Tensor
 import matsmerge
 from matsmerge import AlignmentError
 from matsmerge.checkpoints.alignment import align
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.source import open_checkpoint
 
 State = dict[str, Tensor]
 Make = Callable[..., State]
@@ -82,7 +82,7 @@ def test_buffers_that_only_the_base_has_are_not_used(make_state: Make) -> None:
 
 def test_heads_by_pattern(make_state: Make, tmp_path: Path) -> None:
     a, b = with_head(make_state(1), 3), with_head(make_state(2), 3)
-    out = matsmerge.merge({"a": a, "b": b}, heads="classifier.*", out=tmp_path / "out")
+    out = matsmerge.merge({"a": a, "b": b}, heads="classifier.*", out=tmp_path / "out").folder
     assert "classifier.weight" not in open_checkpoint(out).specs
     for name, state in (("a", a), ("b", b)):
         head = open_checkpoint(out / "heads" / f"{name}.safetensors")
@@ -175,7 +175,7 @@ def test_a_tied_weight_can_be_a_head(make_state: Make, tmp_path: Path) -> None:
     for i in (1, 2):
         models[f"m{i}"] = make_state(i)
         models[f"m{i}"]["lm_head.weight"] = models[f"m{i}"]["embed.weight"]
-    out = matsmerge.merge(models, heads="lm_head.*", out=tmp_path / "out")
+    out = matsmerge.merge(models, heads="lm_head.*", out=tmp_path / "out").folder
     assert "embed.weight" in open_checkpoint(out).specs
     head = open_checkpoint(out / "heads" / "m1.safetensors")
     assert torch.equal(head["lm_head.weight"], models["m1"]["lm_head.weight"])

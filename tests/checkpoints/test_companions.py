@@ -70,7 +70,7 @@ def test_a_merge_says_that_it_carries_code(
     (base / "step.json").write_text("{}")
     models = [save_model(f"m{i}", make_state(i)) for i in (1, 2)]
     with pytest.warns(UserWarning, match=r"code of base .*modeling_x.py; .*trust_remote_code"):
-        out = matsmerge.merge(models, base, "task_arithmetic", out=tmp_path / "out")
+        out = matsmerge.merge(models, base, "task_arithmetic", out=tmp_path / "out").folder
     assert (out / "modeling_x.py").read_text() == "1"
     assert not (out / "step.json").exists()
     assert "trust_remote_code" in (out / "README.md").read_text()

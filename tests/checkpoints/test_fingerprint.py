@@ -7,7 +7,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.checkpoints.stored import StoredCheckpoint
 
 

@@ -42,7 +42,7 @@ def test_hub_id(cache: Path, source: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_hub_models_merge_with_their_configuration(cache: Path, tmp_path: Path) -> None:
-    out = matsmerge.merge(["owner/a", "owner/b"], out=tmp_path / "out")
+    out = matsmerge.merge(["owner/a", "owner/b"], out=tmp_path / "out").folder
     assert open_checkpoint(out)["w"].tolist() == [0.5, 0.5]
     assert "tiny" in (out / "config.json").read_text()
     card = (out / "README.md").read_text()

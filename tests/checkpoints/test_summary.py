@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.checkpoints.summary import compare, summarize
+from matsmerge.progress import Update
 
 
 def test_kinds(make_state: Callable[..., dict[str, Tensor]]) -> None:
@@ -31,8 +32,8 @@ def test_compare(make_state: Callable[..., dict[str, Tensor]]) -> None:
     b["layers.1.w"] = torch.ones(3, 3)
     del b["layers.0.b"]
     b["new"] = torch.ones(1)
-    read: list[int] = []
-    found = compare(open_checkpoint(a), open_checkpoint(b), read.append)
+    updates: list[Update] = []
+    found = compare(open_checkpoint(a), open_checkpoint(b), updates.append)
     assert found.only_first == ["layers.0.b"]
     assert found.only_second == ["new"]
     assert found.other_shape == ["layers.1.w"]
@@ -40,4 +41,5 @@ def test_compare(make_state: Callable[..., dict[str, Tensor]]) -> None:
     assert found.num_equal == 3
     assert next(iter(found.changed)) == "layers.0.w"
     assert found.changed["layers.0.w"] == pytest.approx(0.5)
-    assert sum(read) > 0
+    assert updates[-1].done == updates[-1].total
+    assert updates[-1].done > 0

@@ -233,7 +233,7 @@ def test_inputs_larger_than_the_memory_allowed(
     for i in range(4):
         save_model(f"m{i}", {f"w{j}": torch.full((15_000_000,), float(i)) for j in range(5)})
     code = (
-        "import resource, sys; from matsmerge.cli import main; import matsmerge.engine.merging;"
+        "import resource, sys; from matsmerge.cli import main; import matsmerge.api;"
         "pages = int(open('/proc/self/statm').read().split()[5]);"
         "limit = pages * resource.getpagesize() + 250_000_000;"
         "resource.setrlimit(resource.RLIMIT_DATA, (limit, limit));"

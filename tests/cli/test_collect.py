@@ -32,9 +32,9 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from matsmerge.data.rows import read_data
 from matsmerge.statistics.statistics_file import open_statistics
-from matsmerge.tasks.data import read_data
-from matsmerge.tasks.model_loading import load_model
+from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import encode_all
 
 Run = Callable[..., tuple[int, str, str]]

@@ -13,11 +13,11 @@ from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification
 
 import matsmerge
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.source import open_checkpoint
+from matsmerge.models.kept_base import KeptBase
+from matsmerge.models.pretrained import load_pretrained
 from matsmerge.statistics.statistics_file import open_statistics
-from matsmerge.tasks import model_loading
-from matsmerge.tasks.kept_base import KeptBase
-from matsmerge.tasks.pretrained import load_pretrained
+from matsmerge.tasks import loaded_model
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -67,7 +67,7 @@ def test_loras_get_statistics_of_what_any_of_them_changes(
         loads.append(arguments)
         return load_pretrained(*arguments, **more)
 
-    monkeypatch.setattr(model_loading, "load_pretrained", counted)
+    monkeypatch.setattr(loaded_model, "load_pretrained", counted)
     code, _, error = mats("collect", *adapters, *options(data), "--statistics", "kfac,fisher", "-q")
     assert code == 0, error
     assert len(loads) == 1
@@ -110,9 +110,9 @@ def test_merging_with_statistics_equals_merging_folded_models(base: Path, tmp_pa
     statistics = [open_statistics(a / "statistics.safetensors") for a in adapters]
     folded = [put_on(base, a).merge_and_unload().state_dict() for a in adapters]
     for method in ("regmean", "mats", "mats_kfac"):
-        with pytest.warns(UserWarning, match="averaged"):
+        with pytest.warns(UserWarning, match="merged by average"):
             found = matsmerge.merge(adapters, base, method, output="dense")
-        with pytest.warns(UserWarning, match="averaged"):
+        with pytest.warns(UserWarning, match="merged by average"):
             expected = matsmerge.merge(
                 folded, open_checkpoint(base), method, statistics=statistics, force=True
             )
@@ -147,9 +147,9 @@ def test_a_kept_base_is_as_it_was(configs: list[Any], base: Path, tmp_path: Path
     adapters, _ = folders(base, configs, tmp_path)
     kept = KeptBase()
     ids = torch.tensor([[2, 4, 5, 3]])
-    first = model_loading.load_model(adapters[0], kept=kept).model(input_ids=ids).logits
-    model_loading.load_model(adapters[1], kept=kept)
-    again = model_loading.load_model(adapters[0], kept=kept).model(input_ids=ids).logits
+    first = loaded_model.load_model(adapters[0], kept=kept).model(input_ids=ids).logits
+    loaded_model.load_model(adapters[1], kept=kept)
+    again = loaded_model.load_model(adapters[0], kept=kept).model(input_ids=ids).logits
     assert torch.equal(first, again)
     torch.testing.assert_close(first, put_on(load(base), adapters[0])(input_ids=ids).logits)
 

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from slow_commands import SLOW_MATS
+from slow_commands import SLOW_MATS, wait_for_jobs
 from torch import Tensor
 
 from matsmerge.cli import interruption, main
-from matsmerge.engine.output_folder import staging_path
 from matsmerge.engine.plan import JOB_ELEMENTS
 
 State = dict[str, Tensor]
@@ -79,12 +78,7 @@ def test_workers_end_with_it_and_say_nothing(
         [sys.executable, "-c", SLOW_MATS, "merge", *models, "-o", out, "--workers", "2"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    journal = staging_path(out) / "journal.jsonl"
-    deadline = time.monotonic() + 60
-    while not (journal.exists() and '"jobs"' in journal.read_text()):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_jobs(process, out)
     os.killpg(process.pid, number)
     printed, err = process.communicate(timeout=60)
     assert process.returncode == 128 + number, err
@@ -93,6 +87,7 @@ def test_workers_end_with_it_and_say_nothing(
         "error: interrupted; continue with --resume"
     ]
     assert not out.exists()
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # the kernel may take a moment to end the workers
         try:
             os.killpg(process.pid, 0)

@@ -12,13 +12,15 @@ import typer
 from torch import Tensor
 
 import matsmerge
+from matsmerge.byte_sizes import parse_bytes
 from matsmerge.cli import commands
-from matsmerge.engine.executor import LocalExecutor
-from matsmerge.engine.machine import num_cores, parse_bytes
+from matsmerge.cli.method_flags import made_params
+from matsmerge.engine.local_executor import LocalExecutor
+from matsmerge.engine.machine import num_cores
 from matsmerge.errors import RecipeError
+from matsmerge.lab.tuning.search_space import SearchSpace, parse_values
 from matsmerge.limits import MOST_KEPT
 from matsmerge.recipes.recipe import make_recipe
-from matsmerge.tuning.search_space import SearchSpace, parse_values
 
 Run = Callable[..., tuple[int, str, str]]
 State = dict[str, Tensor]
@@ -37,7 +39,7 @@ def numeric_options() -> Iterator[tuple[tuple[str, ...], str, Any, Any]]:
             assert command.callback is not None
             name = command.name or command.callback.__name__
             for key, hint in get_type_hints(command.callback, include_extras=True).items():
-                if hint is not type(None):
+                if hasattr(hint, "__metadata__"):
                     kind, info = (
                         hint.__args__[0] if hint.__metadata__ else hint,
                         hint.__metadata__[0],
@@ -81,8 +83,12 @@ ABSURD = [
     "1e-320",
     "²",
 ]
+METAVARS = ("NUMBER", "INTEGER")
 EXTRA = {
-    ("merge",): ["--shard-size", "--max-memory", "--rank", "--trajectory"],
+    ("merge",): [
+        *("--shard-size", "--max-memory", "--rank", "--trajectory"),
+        *(flag for param in made_params() for flag in param.opts if param.metavar in METAVARS),
+    ],
     ("experiment", "run"): ["--seeds"],
 }
 
@@ -146,7 +152,7 @@ def test_a_long_trajectory_takes_no_memory(tmp_path: Path) -> None:
 
 def test_trajectories_from_python() -> None:
     with pytest.raises(RecipeError, match="1,000,000,000 models"):
-        matsmerge.merge_trajectory([{}], None, "actmat", iterations=range(10**9))
+        matsmerge.merge([{}], None, "actmat", trajectory=range(10**9))
 
 
 def test_recipes() -> None:

@@ -60,7 +60,7 @@ def arguments(save_model: Callable[..., Path], tmp_path: Path) -> list[str]:
         ),
     ],
 )  # fmt: skip
-@pytest.mark.filterwarnings("ignore:averaged:UserWarning", "ignore:left at:UserWarning")
+@pytest.mark.filterwarnings("ignore:merged by:UserWarning")
 def test_options(
     mats: Run,
     arguments: list[str],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def test_nothing_is_lost_or_half_done() -> None:
-    numbers = ["--mutants", "80", "--kills", "12", "--signals", "4"]
+    numbers = ["--mutants", "40", "--kills", "6", "--signals", "2"]
     result = subprocess.run(
         [sys.executable, Path(__file__).with_name("run.py"), "--seed", "0", *numbers],
         capture_output=True,

@@ -18,7 +18,7 @@ from transformers import BertForSequenceClassification
 
 from matsmerge.cli import main
 from matsmerge.engine import output_folder
-from matsmerge.statistics import collecting, partial_file
+from matsmerge.statistics import collection_run, partial_file
 
 TASKS = ("one", "two")
 HALF_MERGE = ("merge", "recipe.yaml", "--out", "half")
@@ -68,7 +68,7 @@ def interrupt_work(folder: Path) -> None:
 
     with (
         patch.object(output_folder.OutputFolder, "finish", interrupt),
-        patch.object(collecting, "save_statistics", interrupt),
+        patch.object(collection_run, "save_statistics", interrupt),
         patch.object(partial_file, "_SECONDS_BETWEEN", 0.0),
     ):
         run_here(folder, *HALF_MERGE, ends_with=130)

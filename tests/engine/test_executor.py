@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig
+from peft_models import adapt, make_base
 from safetensors.torch import save_file
 
 import matsmerge
-from matsmerge.engine.executor import LocalExecutor
-from matsmerge.engine.merging import merge_to_folder
-from matsmerge.engine.preparing import prepare
+from matsmerge import ResourceError, SerialExecutor
+from matsmerge.engine.local_executor import LocalExecutor
+from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.prepared_merge import prepare
 from matsmerge.recipes.recipe import make_recipe
 
 
@@ -93,9 +97,15 @@ def test_threads_leave_torch_as_it_was() -> None:
 class SpawningExecutor:
     """Other processes that share nothing with us but files, as a cluster would."""
 
+    num_workers = 1
+    max_bytes = 1 << 40
+    devices = ("cpu",)
+    shares_memory = False
+
     def map(self, function, jobs):  # type: ignore[no-untyped-def]
         pickled = pickle.dumps(function)
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        one_thread: Any = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        with ProcessPoolExecutor(1, get_context("spawn"), **one_thread) as pool:
             yield from pool.map(partial(_unpickle_and_call, pickled), jobs)
 
 
@@ -103,19 +113,67 @@ def _unpickle_and_call(pickled: bytes, job: object) -> tuple[object, int]:
     return pickle.loads(pickled)(job)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("method", ["ties", "slerp"])
+@pytest.mark.parametrize("method", ["ties", "slerp", "iso_c"])
 def test_the_protocol_suffices_for_other_machines(tmp_path: Path, method: str) -> None:
     for i in range(3):
         g = torch.Generator().manual_seed(i)
-        save_file({"w": torch.randn(100, 30, generator=g)}, tmp_path / f"{i}.safetensors")
+        save_file({"w": torch.randn(200, 300, generator=g)}, tmp_path / f"{i}.safetensors")
     recipe = make_recipe(
         {
             "models": [str(tmp_path / "1.safetensors"), str(tmp_path / "2.safetensors")],
             "base": str(tmp_path / "0.safetensors"),
             "method": method,
+            "dtype": "float64",
         }
     )
     merge_to_folder(prepare(recipe), tmp_path / "here")
     merge_to_folder(prepare(recipe), tmp_path / "there", executor=SpawningExecutor())
     here, there = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("here", "there"))
     assert here == there
+
+
+def test_errors_come_from_other_machines_as_they_are(tmp_path: Path) -> None:
+    for name, value in (("a", 1.0), ("b", float("nan"))):
+        save_file({"w": torch.full((3,), value)}, tmp_path / f"{name}.safetensors")
+    models = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    with pytest.raises(matsmerge.NonFiniteError, match="b.safetensors: tensor 'w' holds nan"):
+        matsmerge.merge(models, out=tmp_path / "out", executor=SpawningExecutor())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("output", ["adapter", "dense"])
+def test_adapters_are_merged_by_the_executor_that_was_given(tmp_path: Path, output: str) -> None:
+    """Also where the merged values are only the beginning of what is written."""
+    base = make_base("bert", tmp_path / "base")
+    config = LoraConfig(r=2, target_modules=["query"])
+    adapters = [adapt(base, config, tmp_path / f"lora{i}", seed=i) for i in range(2)]
+    options: dict[str, Any] = {"method": "ties", "align": "knots", "output": output}
+    matsmerge.merge(adapters, out=tmp_path / "here", **options)
+    matsmerge.merge(adapters, out=tmp_path / "there", executor=SpawningExecutor(), **options)
+    names = sorted(p.name for p in (tmp_path / "here").glob("*.safetensors"))
+    assert names
+    for name in names:
+        here, there = ((tmp_path / n / name).read_bytes() for n in ("here", "there"))
+        assert here == there
+
+
+def test_what_is_no_executor_is_refused_before_anything_is_done(tmp_path: Path) -> None:
+    models = [{"w": torch.ones(2)}, {"w": torch.zeros(2)}]
+    for given, problem in (
+        (object(), "found object without num_workers, max_bytes, devices, shares_memory, map"),
+        (0, "found int without"),
+        (LocalExecutor, "found LocalExecutor without num_workers, max_bytes, devices"),
+    ):
+        for out in (None, tmp_path / "out"):
+            with pytest.raises(matsmerge.RecipeError, match=problem):
+                matsmerge.merge(models, out=out, executor=given)  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_is_not_shared_is_not_merged_into() -> None:
+    models = [{"w": torch.ones(2)}, {"w": torch.zeros(2)}]
+    for executor in (SpawningExecutor(), LocalExecutor(fork=True)):
+        with pytest.raises(ResourceError, match="do not share the memory of this process"):
+            matsmerge.merge(models, executor=executor)
+    merged = matsmerge.merge(models, executor=SerialExecutor())
+    assert merged["w"].tolist() == [0.5, 0.5]

@@ -15,9 +15,9 @@ from torch import Tensor
 import matsmerge
 from matsmerge import ResourceError
 from matsmerge.cli import main
-from matsmerge.engine import merging, output_folder, preparing, worker
-from matsmerge.engine.output_folder import staging_path
+from matsmerge.engine import merge_run, output_folder, prepared_merge, worker
 from matsmerge.errors import machine_gave_out
+from matsmerge.files.whole_outputs import staging_path
 
 State = dict[str, Tensor]
 ERRORS = [
@@ -75,8 +75,8 @@ def test_in_the_middle(
         patch.setattr(
             *{
                 "worker": (worker.Worker, "merge", fail(error)),
-                "measuring": (merging, "measure", fail(error)),
-                "manifest": (merging, "make_manifest", fail(error)),
+                "measuring": (merge_run, "measure", fail(error)),
+                "manifest": (merge_run, "make_manifest", fail(error)),
             }[place]
         )
         assert main.run(arguments(models, out)) == 1
@@ -96,7 +96,7 @@ def test_before_the_work(
     models: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "align", fail(error))
+        patch.setattr(prepared_merge, "align", fail(error))
         assert main.run(arguments(models, tmp_path / "out")) == 1
     printed = capsys.readouterr().err
     assert "gave out" in printed
@@ -123,7 +123,8 @@ def test_no_thread_to_wait_for_the_disk(
 LIMITED = """
 import resource, sys, torch
 from matsmerge.cli import main
-from matsmerge.engine import merging, worker
+from matsmerge.engine import worker
+from matsmerge.engine import merge_run
 merge = worker.Worker.merge
 def hungry(self, job, **keywords):
     num_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from slow_commands import SLOW_MATS
+from slow_commands import SLOW_MATS, resume_killed, wait_for_jobs
 from torch import Tensor
 
 import matsmerge
 from matsmerge import CheckpointError, OutputError
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.engine import merging, output_folder, plan
-from matsmerge.engine.measuring import measure
-from matsmerge.engine.output_folder import staging_path
+from matsmerge.engine import merge_run, output_folder, plan
+from matsmerge.engine.measurement import measure
+from matsmerge.files.whole_outputs import staging_path
 
 NUM_ELEMENTS = 100_000
 NUM_CHANGED = 20_000
@@ -70,7 +69,7 @@ def interrupt(models: list[Path], out: Path, **options: Any) -> None:
 def resume(models: list[Path], out: Path, **options: Any) -> Path:
     return matsmerge.merge(
         models[1:], models[0], "task_arithmetic", out=out, resume=True, **options
-    )
+    ).folder
 
 
 def test_a_change_is_noticed_when_resuming(models: list[Path], tmp_path: Path) -> None:
@@ -98,7 +97,7 @@ def test_another_size(models: list[Path], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["touched", "copied", "moved"])
 def test_the_same_content_in_another_file(models: list[Path], tmp_path: Path, how: str) -> None:
-    plain = matsmerge.merge(models[1:], models[0], "task_arithmetic", out=tmp_path / "plain")
+    plain = matsmerge.merge(models[1:], models[0], "task_arithmetic", out=tmp_path / "plain").folder
     for out, options in ((tmp_path / "a", {}), (tmp_path / "b", {"verify": True})):
         interrupt(models, out, **options)
         file = models[1] / "model.safetensors"
@@ -153,7 +152,7 @@ def test_a_change_while_merging(
             os.utime(file, ns=(before, before))
         return measure(*arguments)
 
-    monkeypatch.setattr(merging, "measure", change)
+    monkeypatch.setattr(merge_run, "measure", change)
     options: dict[str, Any] = {"out": tmp_path / "out", "verify": verify} if folder else {}
     with pytest.raises(CheckpointError, match="m1/model.safetensors: was changed while"):
         matsmerge.merge(models[1:], models[0], "task_arithmetic", **options)
@@ -200,28 +199,14 @@ def test_killed_changed_and_resumed_from_the_command_line(
     out = tmp_path / "out"
     arguments = ["merge", *(f"--model={model}" for model in models), "-o", str(out)]
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_MATS, *arguments], stderr=subprocess.PIPE
+        [sys.executable, "-c", SLOW_MATS, *arguments], stderr=subprocess.PIPE, text=True
     )
-    journal = staging_path(out) / "journal.jsonl"
-    deadline = time.monotonic() + 60
-    while not (journal.exists() and '"jobs"' in journal.read_text()):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_jobs(process, out)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=60)
     for model in models:
         change_inside(model / "model.safetensors")
-    for _ in range(100):  # the kernel may take a moment to end the workers of a killed run
-        result = subprocess.run(
-            [sys.executable, "-m", "matsmerge.cli.main", *arguments, "--resume"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if "another merge is writing" not in result.stderr:
-            break
-        time.sleep(0.1)
+    result = resume_killed(arguments)
     assert result.returncode == 1
     assert result.stderr.replace("\n", "").count("was modified") == 2
     assert not out.exists()

@@ -13,8 +13,9 @@ from torch import Tensor
 import matsmerge
 from matsmerge import OutputError
 from matsmerge.cli import main
-from matsmerge.engine import journal, output_folder
-from matsmerge.engine.output_folder import staging_path
+from matsmerge.engine import output_folder
+from matsmerge.files import journal_file
+from matsmerge.files.whole_outputs import staging_path
 
 State = dict[str, Tensor]
 
@@ -99,7 +100,7 @@ def test_what_is_no_journal(
 ) -> None:
     path = staging_path(out) / "journal.jsonl"
     if kind == "too large":
-        monkeypatch.setattr(journal, "_MAX_BYTES", 100)
+        monkeypatch.setattr(journal_file, "_MAX_BYTES", 100)
     else:
         path.unlink()
     if kind == "pipe":
@@ -115,7 +116,7 @@ def test_what_is_no_journal(
 
 @pytest.mark.parametrize("torn", ["", "{", '{"jobs": {"0": [[1', "\0" * 50])
 def test_a_torn_line_is_forgotten(models: list[Path], out: Path, tmp_path: Path, torn: str) -> None:
-    plain = matsmerge.merge(models, out=tmp_path / "plain")
+    plain = matsmerge.merge(models, out=tmp_path / "plain").folder
     with (staging_path(out) / "journal.jsonl").open("a") as file:
         file.write(torn)
     matsmerge.merge(models, out=out, resume=True)

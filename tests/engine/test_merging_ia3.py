@@ -1,7 +1,7 @@
 """(IA)^3 merged: vectors against dense formulas from the all-ones start, functions against PEFT."""
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,7 @@ def pairs(bases: Bases, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     return cache(make)
 
 
-def check(found: Vectors, expected: Vectors) -> None:
+def check(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, expected[name].float(), rtol=1e-6, atol=1e-7)
@@ -109,7 +109,7 @@ def check(found: Vectors, expected: Vectors) -> None:
 def test_one_adapter_comes_back_bit_by_bit(
     method: str, parameters: Any, llamas: list[Path], tmp_path: Path
 ) -> None:
-    out = matsmerge.merge(llamas[:1], None, method, out=tmp_path / "out", **parameters)
+    out = matsmerge.merge(llamas[:1], None, method, out=tmp_path / "out", **parameters).folder
     found, expected = tensors(out), tensors(llamas[0])
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], value) for name, value in expected.items())
@@ -225,8 +225,8 @@ def test_the_adapter_written_is_the_full_model(
 ) -> None:
     base, models = bases(architecture), pairs(architecture)
     shared: dict[str, Any] = {"method": "task_arithmetic", "weights": [1.0, 0.6]}
-    out = matsmerge.merge(models, out=tmp_path / "out", **shared)
-    full = matsmerge.merge(models, out=tmp_path / "full", output="dense", **shared)
+    out = matsmerge.merge(models, out=tmp_path / "out", **shared).folder
+    full = matsmerge.merge(models, out=tmp_path / "full", output="dense", **shared).folder
     merged = put_on(base, out)
     assert_same_function(logits(merged), logits(load(full)))
     found = {n.removesuffix(".default") for n, _ in merged.named_parameters() if ".ia3_l" in n}
@@ -239,7 +239,7 @@ def test_one_adapter_as_a_full_model(
     for architecture in ("gpt2", "vit"):
         for i, model in enumerate(pairs(architecture)):
             out = tmp_path / f"{architecture}{i}"
-            full = matsmerge.merge([model], out=out, output="dense")
+            full = matsmerge.merge([model], out=out, output="dense").folder
             assert_same_function(logits(load(full)), logits(put_on(bases(architecture), model)))
 
 
@@ -273,7 +273,7 @@ def test_heads_stay_with_their_tasks(tmp_path: Path) -> None:
         )
         adapters[f"task{num}"] = adapt(classifier(num), config, tmp_path / f"task{num}", num)
     with pytest.warns(UserWarning, match="each adapter's own head: classifier.bias, classifier"):
-        out = matsmerge.merge(adapters, out=tmp_path / "out")
+        out = matsmerge.merge(adapters, out=tmp_path / "out").folder
     assert all(name.endswith("ia3_l") for name in tensors(out))
     assert config_of(out)["modules_to_save"] is None
     assert config_of(out)["task_type"] is None
@@ -287,7 +287,7 @@ def test_heads_stay_with_their_tasks(tmp_path: Path) -> None:
     assert {n.removesuffix(".default") for n in dict(merged.named_parameters()) if "ia3" in n} == {
         *tensors(out)
     }
-    single = matsmerge.merge([adapters["task5"]], out=tmp_path / "single")
+    single = matsmerge.merge([adapters["task5"]], out=tmp_path / "single").folder
     assert not (single / "heads").exists()
     assert config_of(single)["modules_to_save"] == ["classifier"]
     expected = tensors(adapters["task5"])
@@ -295,7 +295,7 @@ def test_heads_stay_with_their_tasks(tmp_path: Path) -> None:
     assert all(torch.equal(value, expected[n]) for n, value in tensors(single).items())
     said = logits(put_on(classifier(5), adapters["task5"]))
     assert_same_function(logits(put_on(classifier(5), single)), said)
-    full = matsmerge.merge([adapters["task5"]], out=tmp_path / "full", output="dense")
+    full = matsmerge.merge([adapters["task5"]], out=tmp_path / "full", output="dense").folder
     model = BertForSequenceClassification.from_pretrained(full, num_labels=5)
     assert_same_function(logits(model), said)
 
@@ -309,7 +309,7 @@ def test_other_modules_that_come_along(bases: Bases, tmp_path: Path) -> None:
     )
     models = [adapt(base, c, tmp_path / f"ia3-{i}", i + 1) for i, c in enumerate(configs)]
     options: dict[str, Any] = {"method": "task_arithmetic", "scale": 0.6}
-    out = matsmerge.merge(models, out=tmp_path / "out", **options)
+    out = matsmerge.merge(models, out=tmp_path / "out", **options).folder
     assert config_of(out)["modules_to_save"] == ["pooler"]
     name = "bert.pooler.dense.weight"
     start = load(base).state_dict()[name].double()
@@ -318,5 +318,5 @@ def test_other_modules_that_come_along(bases: Bases, tmp_path: Path) -> None:
     torch.testing.assert_close(
         tensors(out)[f"base_model.model.{name}"].double(), expected, rtol=1e-6, atol=1e-7
     )
-    full = matsmerge.merge(models, out=tmp_path / "full", output="dense", **options)
+    full = matsmerge.merge(models, out=tmp_path / "full", output="dense", **options).folder
     assert_same_function(logits(put_on(base, out)), logits(load(full)))

@@ -179,7 +179,7 @@ def test_one_adapter_stays_what_it_is(
     architecture, config = SINGLE[name]
     base = bases(architecture)
     adapter = adapt(base, config, tmp_path / "adapter")
-    out = matsmerge.merge([adapter], out=tmp_path / "out", **options)
+    out = matsmerge.merge([adapter], out=tmp_path / "out", **options).folder
     merged = put_on(base, out)
     assert_same_function(logits(merged), logits(put_on(base, adapter)))
     assert config_of(out)["task_type"] == config_of(adapter)["task_type"]
@@ -205,7 +205,7 @@ def test_embeddings_that_changed_before_training(
         matsmerge.CheckpointError, match=r"other values of model.embed_tokens.weight"
     ):
         matsmerge.merge([adapter], out=tmp_path / "out", **options)
-    out = matsmerge.merge([adapter], out=tmp_path / "out", output="dense")
+    out = matsmerge.merge([adapter], out=tmp_path / "out", output="dense").folder
     assert_same_function(logits(load(out)), logits(put_on(bases("llama"), adapter)))
 
 
@@ -217,7 +217,7 @@ def test_an_output_layer_that_is_no_longer_tied(bases: Bases, tmp_path: Path) ->
     adapter = adapt(base, config, tmp_path / "adapter")
     with pytest.raises(matsmerge.MatsError, match="lm_head.weight"):
         matsmerge.merge([adapter], output="dense")
-    out = matsmerge.merge([adapter], out=tmp_path / "out")
+    out = matsmerge.merge([adapter], out=tmp_path / "out").folder
     assert_same_function(logits(put_on(base, out)), logits(put_on(base, adapter)))
 
 
@@ -236,11 +236,11 @@ def test_one_adapter_by_every_method(
 ) -> None:
     base, adapter = bases("llama"), adapters("llama")[0]
     expected = logits(put_on(base, adapter))
-    out = matsmerge.merge([adapter], None, method, out=tmp_path / "out", **parameters)
+    out = matsmerge.merge([adapter], None, method, out=tmp_path / "out", **parameters).folder
     assert_same_function(logits(put_on(base, out)), expected)
     full = matsmerge.merge(
         [adapter], None, method, out=tmp_path / "full", output="dense", **parameters
-    )
+    ).folder
     assert_same_function(logits(load(full)), expected)
 
 
@@ -256,9 +256,9 @@ def test_dora(architecture: str, bases: Bases, tmp_path: Path) -> None:
     )
     adapter = adapt(base, config, tmp_path / "adapter")
     expected = logits(put_on(base, adapter))
-    full = matsmerge.merge([adapter], out=tmp_path / "full")
+    full = matsmerge.merge([adapter], out=tmp_path / "full").folder
     assert_same_function(logits(load(full)), expected)
-    out = matsmerge.merge([adapter], out=tmp_path / "out", rank=16)
+    out = matsmerge.merge([adapter], out=tmp_path / "out", rank=16).folder
     assert not config_of(out)["use_dora"]
     assert_same_function(logits(put_on(base, out)), expected)
 
@@ -278,7 +278,7 @@ def test_identical_adapters_merge_to_themselves(
     shutil.copytree(adapter, tmp_path / "copy")
     out = matsmerge.merge(
         [adapter, tmp_path / "copy"], None, method, out=tmp_path / "out", **options, **parameters
-    )
+    ).folder
     assert_same_function(logits(put_on(base, out)), logits(put_on(base, adapter)))
 
 
@@ -298,7 +298,7 @@ def test_order_does_not_matter(
     said = []
     for i, order in enumerate(([0, 1, 2], [2, 0, 1])):
         models = {f"model{j}": llamas[j] for j in order}
-        out = matsmerge.merge(models, None, method, out=tmp_path / str(i), **options)
+        out = matsmerge.merge(models, None, method, out=tmp_path / str(i), **options).folder
         is_full = options.get("output") == "dense"
         said.append(logits(load(out) if is_full else put_on(bases("llama"), out)))
     assert_same_function(said[0], said[1])
@@ -322,11 +322,10 @@ def merge_folded(
     """The merge of the full models that PEFT makes, in float64."""
     full = {name: fold(base, adapter) for name, adapter in models.items()}
     start = load(base).state_dict()
-    merged: dict[str, Tensor] = matsmerge.merge(full, start, method, dtype="float32", **options)
-    return merged
+    return matsmerge.merge(full, start, method, dtype="float32", **options).state_dict()
 
 
-@pytest.mark.filterwarnings("ignore:averaged, since the objective has nothing for them")
+@pytest.mark.filterwarnings("ignore:merged by average, since the objective has nothing for them")
 @pytest.mark.parametrize("method", METHODS)
 def test_full_models_are_those_of_folded_adapters(
     method: str, bases: Bases, adapters: Adapters
@@ -348,7 +347,9 @@ def test_full_models_of_other_architectures(
     base = bases(architecture)
     models = dict(zip("ab", adapters(architecture), strict=True))
     options: dict[str, Any] = {"density": 0.2, "scale": 0.7}
-    out = matsmerge.merge(models, None, "ties", out=tmp_path / "out", output="dense", **options)
+    out = matsmerge.merge(
+        models, None, "ties", out=tmp_path / "out", output="dense", **options
+    ).folder
     found, expected = loaded(out), merge_folded(base, models, "ties", **options)
     assert found.keys() == expected.keys()
     for name, value in found.items():
@@ -372,7 +373,7 @@ def test_half_precision_is_rounded_once(method: str, bases: Bases, tmp_path: Pat
         changed += int((value != expected[name].bfloat16()).sum())
     # Between two neighbours float32 and float64 hardly ever decide differently.
     assert changed <= 5
-    out = matsmerge.merge(models, None, method, out=tmp_path / "out", rank=16, **options)
+    out = matsmerge.merge(models, None, method, out=tmp_path / "out", rank=16, **options).folder
     assert {value.dtype for value in tensors(out).values()} == {torch.float32}
     for module, change in changes(base, out).items():
         weight = f"{module}.weight"
@@ -416,7 +417,9 @@ def test_the_adapter_written_is_the_full_model(
     tmp_path: Path,
 ) -> None:
     models = adapters(architecture)
-    out = matsmerge.merge(models, None, method, weights=[1, -0.4], out=tmp_path / "out", **options)
+    out = matsmerge.merge(
+        models, None, method, weights=[1, -0.4], out=tmp_path / "out", **options
+    ).folder
     found = logits(put_on(bases(architecture), out))
     assert_same_function(found, merged_logits(architecture, method))
 
@@ -427,7 +430,9 @@ def test_layers_that_peft_also_saves_whole(bases: Bases, tmp_path: Path) -> None
     models = [adapt(bases("llama"), config, tmp_path / f"lora{i}", i) for i in range(2)]
     whole = "base_model.model.model.embed_tokens.base_layer.weight"
     assert all(whole in tensors(model) for model in models)
-    out = matsmerge.merge(models, None, "ties", density=1.0, align="knots", out=tmp_path / "out")
+    out = matsmerge.merge(
+        models, None, "ties", density=1.0, align="knots", out=tmp_path / "out"
+    ).folder
     deltas = [changes(bases("llama"), model) for model in models]
     for name, change in changes(bases("llama"), out).items():
         # An embedding's factors are those of (dimensions, tokens).
@@ -445,8 +450,8 @@ def test_a_module_that_only_one_trains_whole(bases: Bases, tmp_path: Path) -> No
         LoraConfig(target_modules=["q_proj", "lm_head"], r=2),
     )
     models = [adapt(bases("llama"), c, tmp_path / f"lora{i}", i) for i, c in enumerate(configs)]
-    full = matsmerge.merge(models, out=tmp_path / "full", output="dense")
-    out = matsmerge.merge(models, out=tmp_path / "out")
+    full = matsmerge.merge(models, out=tmp_path / "full", output="dense").folder
+    out = matsmerge.merge(models, out=tmp_path / "out").folder
     assert_same_function(logits(put_on(bases("llama"), out)), logits(load(full)))
 
 
@@ -454,9 +459,9 @@ def test_what_was_written_is_an_adapter_like_others(
     bases: Bases, adapters: Adapters, tmp_path: Path
 ) -> None:
     """Ranks differ between its modules, and none of its settings is lost."""
-    out = matsmerge.merge(adapters("gpt2"), out=tmp_path / "out")
+    out = matsmerge.merge(adapters("gpt2"), out=tmp_path / "out").folder
     assert config_of(out)["rank_pattern"]
-    again = matsmerge.merge([out], out=tmp_path / "again")
+    again = matsmerge.merge([out], out=tmp_path / "again").folder
     expected = logits(put_on(bases("gpt2"), out))
     assert_same_function(logits(put_on(bases("gpt2"), again)), expected)
 
@@ -474,7 +479,7 @@ def test_weights_that_only_some_adapters_say_are_transposed(bases: Bases, tmp_pa
     aligned = matsmerge.merge(models, output="dense", align="knots", **shared)
     for name, value in plain.items():
         torch.testing.assert_close(aligned[name], value, rtol=1e-6, atol=1e-6)
-    out = matsmerge.merge(models, out=tmp_path / "out", **shared)
+    out = matsmerge.merge(models, out=tmp_path / "out", **shared).folder
     assert config_of(out)["fan_in_fan_out"]
 
 
@@ -499,8 +504,8 @@ def test_a_rank_keeps_the_largest_singular_values(
 ) -> None:
     base, models = bases(architecture), adapters(architecture)
     shared: dict[str, Any] = {"method": "ties", "density": 0.05, "scale": 0.5}
-    full = matsmerge.merge(models, out=tmp_path / "full", output="dense", **shared)
-    out = matsmerge.merge(models, out=tmp_path / "out", rank=3, **shared)
+    full = matsmerge.merge(models, out=tmp_path / "full", output="dense", **shared).folder
+    out = matsmerge.merge(models, out=tmp_path / "out", rank=3, **shared).folder
     start, end = loaded(base), loaded(full)
     found, kept = changes(base, out), manifest(out)["lora"]
     assert found.keys() == kept.keys()
@@ -514,7 +519,7 @@ def test_a_rank_keeps_the_largest_singular_values(
 
 def test_ranks_by_default(bases: Bases, adapters: Adapters, tmp_path: Path) -> None:
     """The sum of those of all adapters that change a layer, and no more than it has room for."""
-    out = matsmerge.merge(adapters("vit"), out=tmp_path / "out")
+    out = matsmerge.merge(adapters("vit"), out=tmp_path / "out").folder
     layer = "vit.layers.0.attention."
     kept = manifest(out)["lora"]
     ranks = {
@@ -528,27 +533,27 @@ def test_ranks_by_default(bases: Bases, adapters: Adapters, tmp_path: Path) -> N
     base = bases("llama")
     config = LoraConfig(target_modules=["q_proj"], r=12)
     wide = [adapt(base, config, tmp_path / f"wide{i}", seed=i) for i in range(2)]
-    out = matsmerge.merge(wide, out=tmp_path / "wide")
+    out = matsmerge.merge(wide, out=tmp_path / "wide").folder
     assert {entry["rank"] for entry in manifest(out)["lora"].values()} == {16}
-    joined = matsmerge.merge(wide, out=tmp_path / "joined", rank="concatenate")
+    joined = matsmerge.merge(wide, out=tmp_path / "joined", rank="concatenate").folder
     assert {entry["rank"] for entry in manifest(joined)["lora"].values()} == {24}
 
 
 def test_layers_smaller_than_the_rank(adapters: Adapters, tmp_path: Path) -> None:
     """They get the rank they have room for."""
-    out = matsmerge.merge(adapters("t5"), out=tmp_path / "out", rank=6)
+    out = matsmerge.merge(adapters("t5"), out=tmp_path / "out", rank=6).folder
     ranks = {module: entry["rank"] for module, entry in manifest(out)["lora"].items()}
     small = {m for m in ranks if m.endswith("relative_attention_bias")}
     assert len(small) == 2
     assert all(ranks[module] == (2 if module in small else 6) for module in ranks)
 
 
-@pytest.mark.filterwarnings("ignore:averaged, since the objective has nothing for them")
+@pytest.mark.filterwarnings("ignore:merged by average, since the objective has nothing for them")
 def test_solved_merges_as_adapters(bases: Bases, llamas: list[Path], tmp_path: Path) -> None:
     """A method that solves systems: the nearest LoRA to the full model it makes."""
     base = bases("llama")
-    full = matsmerge.merge(llamas, None, "actmat", out=tmp_path / "full", output="dense")
-    out = matsmerge.merge(llamas, None, "actmat", out=tmp_path / "out", rank=4)
+    full = matsmerge.merge(llamas, None, "actmat", out=tmp_path / "full", output="dense").folder
+    out = matsmerge.merge(llamas, None, "actmat", out=tmp_path / "out", rank=4).folder
     start, end = loaded(base), loaded(full)
     for module, change in changes(base, out).items():
         exact = end[f"{module}.weight"].double() - start[f"{module}.weight"].double()
@@ -588,7 +593,7 @@ def test_knots_is_ties_on_coordinates(
     coordinates = [{n: spaces[n][:, :6].mT @ d[n] for n in d} for d in deltas]
     merged = ties(coordinates, density=0.3, scale=0.8)
     options: dict[str, Any] = {"density": 0.3, "scale": 0.8, "align": "knots", "rank": rank}
-    out = matsmerge.merge(llamas, None, "ties", out=tmp_path / "out", **options)
+    out = matsmerge.merge(llamas, None, "ties", out=tmp_path / "out", **options).folder
     full = matsmerge.merge(llamas, None, "ties", output="dense", **options)
     start = loaded(base)
     kept = manifest(out)["lora"]
@@ -638,7 +643,7 @@ def test_beside_a_full_model(bases: Bases, adapters: Adapters, tmp_path: Path) -
     for name, value in found.items():
         expected = (end[name].double() + folded[name].double()) / 2
         torch.testing.assert_close(value, expected.float(), rtol=1e-6, atol=1e-7)
-    trimmed = matsmerge.merge(models, base, "ties", density=0.2, out=tmp_path / "ties")
+    trimmed = matsmerge.merge(models, base, "ties", density=0.2, out=tmp_path / "ties").folder
     deltas = [{n: m[n].double() - start[n].double() for n in start} for m in (end, folded)]
     for name, delta in ties(deltas, density=0.2, scale=1.0).items():
         value = loaded(trimmed)[name].double()
@@ -651,7 +656,7 @@ def test_beside_an_ia3_adapter(bases: Bases, adapters: Adapters, tmp_path: Path)
     base, adapter = bases("llama"), adapters("llama")[1]
     config = IA3Config(target_modules=["v_proj", "down_proj"], feedforward_modules=["down_proj"])
     models = [adapter, adapt(base, config, tmp_path / "ia3")]
-    out = matsmerge.merge(models, None, "task_arithmetic", scale=0.7, out=tmp_path / "out")
+    out = matsmerge.merge(models, None, "task_arithmetic", scale=0.7, out=tmp_path / "out").folder
     found, start = loaded(out), loaded(base)
     folded = [fold(base, model) for model in models]
     for name, value in found.items():
@@ -673,12 +678,12 @@ def test_heads_stay_with_their_tasks(tmp_path: Path) -> None:
         config = LoraConfig(target_modules=["query"], r=2, task_type="SEQ_CLS")
         adapters[f"task{num}"] = adapt(classifier(num), config, tmp_path / f"task{num}", num)
     with pytest.warns(UserWarning, match="each adapter's own head: classifier.bias, classifier"):
-        out = matsmerge.merge(adapters, out=tmp_path / "out")
+        out = matsmerge.merge(adapters, out=tmp_path / "out").folder
     assert not any("classifier" in name for name in tensors(out))
     assert config_of(out)["modules_to_save"] is None
     assert config_of(out)["task_type"] is None
     with pytest.warns(UserWarning, match="own head"):
-        full = matsmerge.merge(adapters, out=tmp_path / "full", output="dense")
+        full = matsmerge.merge(adapters, out=tmp_path / "full", output="dense").folder
     for name, adapter in adapters.items():
         heads = [load_file(folder / "heads" / f"{name}.safetensors") for folder in (out, full)]
         for what in ("weight", "bias"):
@@ -689,12 +694,12 @@ def test_heads_stay_with_their_tasks(tmp_path: Path) -> None:
         merged = BertForSequenceClassification.from_pretrained(full, num_labels=len(own))
         merged.load_state_dict(heads[1], strict=False)
         assert_same_function(logits(model), logits(merged))
-    single = matsmerge.merge([adapters["task5"]], out=tmp_path / "single")
+    single = matsmerge.merge([adapters["task5"]], out=tmp_path / "single").folder
     assert config_of(single)["modules_to_save"] == ["classifier"]
     assert not (single / "heads").exists()
     expected = logits(put_on(classifier(5), adapters["task5"]))
     assert_same_function(logits(put_on(classifier(5), single)), expected)
-    alone = matsmerge.merge([adapters["task5"]], out=tmp_path / "alone", output="dense")
+    alone = matsmerge.merge([adapters["task5"]], out=tmp_path / "alone", output="dense").folder
     merged = BertForSequenceClassification.from_pretrained(alone, num_labels=5)
     assert_same_function(logits(merged), expected)
 

@@ -31,7 +31,7 @@ def merge_with(
     for number, card in enumerate(cards):
         models.append(save_model(f"m{number}", make_state(number), config__json="{}"))
         (models[-1] / "README.md").write_bytes(card)
-    out = matsmerge.merge(models, out=tmp_path / "out")
+    out = matsmerge.merge(models, out=tmp_path / "out").folder
     text = (out / "README.md").read_text(encoding="utf-8")
     notes = json.loads((out / "merge.json").read_text())["notes"]
     return yaml.safe_load(text.split("---\n")[1]), notes
@@ -111,7 +111,7 @@ def test_a_card_that_is_a_pipe(
     models = [save_model(f"m{n}", make_state(n), config__json="{}") for n in range(2)]
     os.mkfifo(models[0] / "README.md")
     (models[1] / "README.md").mkdir()
-    out = matsmerge.merge(models, out=tmp_path / "out")
+    out = matsmerge.merge(models, out=tmp_path / "out").folder
     notes = json.loads((out / "merge.json").read_text())["notes"]
     assert sum("its card says nothing" in note for note in notes) == 2
 
@@ -124,7 +124,7 @@ def test_names_are_escaped(
     places = [
         model.rename(model.with_name(name)) for model, name in zip(models, names, strict=True)
     ]
-    out = matsmerge.merge(places, out=tmp_path / "<i>the | title")
+    out = matsmerge.merge(places, out=tmp_path / "<i>the | title").folder
     text = (out / "README.md").read_text(encoding="utf-8").split("---\n", 2)[2]
     tokens = MarkdownIt("commonmark").enable("table").parse(text)
     assert not [t for t in tokens if t.type == "html_block"]

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from slow_commands import SLOW_MATS
+from slow_commands import SLOW_MATS, resume_killed, wait_for_jobs
 from torch import Tensor
 
 import matsmerge
-from matsmerge import OutputError, ResourceError, whole_folder
+from matsmerge import OutputError, ResourceError
 from matsmerge.engine import output_folder, plan, worker
-from matsmerge.engine.executor import LocalExecutor
-from matsmerge.engine.output_folder import staging_path
-from matsmerge.methods import method as method_module
+from matsmerge.engine.local_executor import LocalExecutor
+from matsmerge.files import whole_outputs
+from matsmerge.files.whole_outputs import staging_path
+from matsmerge.methods.site import BLOCK_ELEMENTS
 
 Save = Callable[..., Path]
 State = dict[str, Tensor]
@@ -42,14 +42,14 @@ def everything(folder: Path) -> dict[str, bytes]:
 
 
 def test_nothing_else_is_left(models: list[Path], tmp_path: Path) -> None:
-    out = matsmerge.merge(models[1:], models[0], "ties", out=tmp_path / "new" / "out")
+    out = matsmerge.merge(models[1:], models[0], "ties", out=tmp_path / "new" / "out").folder
     written = {"model.safetensors", "config.json", "README.md", "merge.json"}
     assert set(everything(out)) == {*written, ".paths.json", ".gitignore"}
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 def test_existing_output(models: list[Path], tmp_path: Path) -> None:
-    out = matsmerge.merge(models, out=tmp_path / "out")
+    out = matsmerge.merge(models, out=tmp_path / "out").folder
     before = everything(out)
     with pytest.raises(OutputError, match="--overwrite"):
         matsmerge.merge(models[1:], out=out)
@@ -68,11 +68,11 @@ def test_only_our_own_output_is_ever_replaced(models: list[Path], tmp_path: Path
     file = tmp_path / "file"
     file.write_text("x")
     for target in (precious, file):
-        with pytest.raises(OutputError, match="not a merge of ours"):
+        with pytest.raises(OutputError, match="holds no merge of ours"):
             matsmerge.merge(models, out=target, overwrite=True)
     assert (precious / "thesis.tex").read_text() == "years of work"
     for target in (models[0], models[0] / "below", tmp_path):
-        with pytest.raises(OutputError, match="overlaps|not a merge of ours"):
+        with pytest.raises(OutputError, match="overlaps|holds no merge of ours"):
             matsmerge.merge(models, out=target, overwrite=True)
 
 
@@ -86,7 +86,7 @@ def test_an_empty_folder_is_like_none(models: list[Path], tmp_path: Path) -> Non
     with pytest.raises(OutputError, match="not the name of a folder"):
         matsmerge.merge(models, out=tmp_path / "link")
     (tmp_path / "other" / ".hidden").write_text("")
-    with pytest.raises(OutputError, match="not a merge of ours"):
+    with pytest.raises(OutputError, match="holds no merge of ours"):
         matsmerge.merge(models, out=tmp_path / "other")
 
 
@@ -95,7 +95,7 @@ def test_a_mounted_folder_cannot_be_replaced(
 ) -> None:
     (tmp_path / "disk").mkdir()
     monkeypatch.setattr(os.path, "ismount", lambda path: Path(path).name == "disk")
-    with pytest.raises(OutputError, match="disk: exists and is not a merge of ours"):
+    with pytest.raises(OutputError, match="disk: exists and holds no merge of ours"):
         matsmerge.merge(models, out=tmp_path / "disk")
     matsmerge.merge(models, out=tmp_path / "disk" / "out")
 
@@ -111,7 +111,7 @@ def test_names_that_do_not_fit_are_refused_before_any_work(
 
 
 def test_a_long_name_that_fits(models: list[Path], tmp_path: Path) -> None:
-    out = matsmerge.merge(models, out=tmp_path / ("x" * 223))
+    out = matsmerge.merge(models, out=tmp_path / ("x" * 223)).folder
     matsmerge.merge(models, out=out, overwrite=True)
 
 
@@ -141,7 +141,7 @@ def test_disk_that_fills_up_while_writing(
             matsmerge.merge(models, out=out)
     assert not out.exists()
     matsmerge.merge(models, out=out, resume=True)
-    plain = matsmerge.merge(models, out=tmp_path / "plain")
+    plain = matsmerge.merge(models, out=tmp_path / "plain").folder
     assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
 
 
@@ -179,7 +179,7 @@ def test_interrupted_and_resumed_is_undisturbed(
     stop_after: int,
 ) -> None:
     arguments: dict[str, Any] = {"base": models[0], "method": method}
-    plain = matsmerge.merge(models[1:], out=tmp_path / "plain", **arguments)
+    plain = matsmerge.merge(models[1:], out=tmp_path / "plain", **arguments).folder
     out = tmp_path / "out"
     seen: list[int] = []
 
@@ -267,12 +267,7 @@ def test_killed_and_resumed_from_the_command_line(
     )
     command = [sys.executable, "-c", SLOW_MATS, *arguments, "-o", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    journal = staging_path(out) / "journal.jsonl"
-    deadline = time.monotonic() + 60
-    while not (journal.exists() and '"jobs"' in journal.read_text()):
-        assert process.poll() is None, process.stderr and process.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    journal = wait_for_jobs(process, out)
     process.send_signal(signal_number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == (-signal.SIGKILL if signal_number == signal.SIGKILL else 130)
@@ -282,16 +277,7 @@ def test_killed_and_resumed_from_the_command_line(
     assert not out.exists()
     done = sum(len(json.loads(line).get("jobs", [])) for line in journal.read_text().splitlines())
     assert 0 < done < 12
-    for _ in range(100):  # the kernel may take a moment to end the workers of a killed run
-        result = subprocess.run(
-            [sys.executable, "-m", "matsmerge.cli.main", *arguments, "-o", out, "--resume"],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if "another merge is writing" not in result.stderr:
-            break
-        time.sleep(0.1)
+    result = resume_killed([*arguments, "-o", out])
     assert result.returncode == 0, result.stderr
     assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
     assert (out / "merge.json").read_bytes() == (plain / "merge.json").read_bytes()
@@ -302,7 +288,7 @@ def test_failures_at_the_very_end_can_be_resumed(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     out = tmp_path / "out"
-    plain = matsmerge.merge(models, models[0], "average", out=tmp_path / "plain")
+    plain = matsmerge.merge(models, models[0], "average", out=tmp_path / "plain").folder
 
     def fail(*arguments: Any, **keywords: Any) -> None:
         if moment != "manifest" or str(arguments[0]).endswith("merge.json"):
@@ -314,7 +300,7 @@ def test_failures_at_the_very_end_can_be_resumed(
         if moment == "manifest":
             patch.setattr(Path, "write_text", fail)
         elif moment == "sync":
-            patch.setattr(output_folder, "sync", fail)
+            patch.setattr(whole_outputs, "sync", fail)
         else:
             patch.setattr(Path, "rename", fail)
         with pytest.raises(ResourceError, match="Input/output error"):
@@ -338,8 +324,8 @@ def test_a_second_run_cannot_empty_a_folder_that_is_being_finished(
                 matsmerge.merge(models, out=out, overwrite=True)
         original(path)
 
-    original = whole_folder.sync
-    monkeypatch.setattr(output_folder, "sync", sync)
+    original = whole_outputs.sync
+    monkeypatch.setattr(whole_outputs, "sync", sync)
     matsmerge.merge(models, out=out)
     assert tried
     assert (out / "model.safetensors").stat().st_size > 1000
@@ -370,7 +356,7 @@ def test_a_failing_resume_keeps_what_was_done(
 
 
 def test_left_overs_of_a_killed_overwrite(models: list[Path], tmp_path: Path) -> None:
-    out = matsmerge.merge(models, out=tmp_path / "out")
+    out = matsmerge.merge(models, out=tmp_path / "out").folder
     choices: list[dict[str, Any]] = [{"overwrite": True}, {"resume": True}]
     for options in choices:
         (staging_path(out) / "replaced").mkdir(parents=True)
@@ -384,13 +370,14 @@ def test_left_overs_of_a_killed_overwrite(models: list[Path], tmp_path: Path) ->
 def test_killed_when_the_output_is_in_place(
     models: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain, out = matsmerge.merge(models, out=tmp_path / "plain"), tmp_path / "out"
+    plain, out = matsmerge.merge(models, out=tmp_path / "plain").folder, tmp_path / "out"
 
-    def killed(_: Any) -> None:
+    def killed(self: whole_outputs.StagedFolder, **_: Any) -> None:
+        self.close()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(output_folder, "_tidy", killed)
+        patch.setattr(whole_outputs.StagedFolder, "discard", killed)
         with pytest.raises(KeyboardInterrupt):
             matsmerge.merge(models, out=out)
     before = everything(out)
@@ -401,7 +388,7 @@ def test_killed_when_the_output_is_in_place(
     with pytest.raises(OutputError, match="other inputs, another recipe"):
         matsmerge.merge(models[1:], out=out, resume=True)
     monkeypatch.setattr(worker.Worker, "merge", None)
-    assert matsmerge.merge(models, out=out, resume=True) == out
+    assert matsmerge.merge(models, out=out, resume=True).folder == out
     assert everything(out) == before
     assert not staging_path(out).exists()
 
@@ -431,7 +418,7 @@ OPERATIONS = ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.trun
 def test_killed_before_any_operation_on_files(
     models: list[Path], tmp_path: Path, overwrite: bool
 ) -> None:
-    plain = matsmerge.merge(models, out=tmp_path / "plain")
+    plain = matsmerge.merge(models, out=tmp_path / "plain").folder
     expected = {n: c.replace(b"# plain", b"# out") for n, c in everything(plain).items()}
     context = multiprocessing.get_context("fork")
     for last in range(1, 1000):
@@ -452,8 +439,8 @@ def test_killed_before_any_operation_on_files(
         if out.exists():  # the old one, or the new one, but nothing else
             assert set(everything(out)) == set(expected)
         is_done = out.exists() and everything(out) == expected
-        if is_done and not any(staging_path(out).iterdir()):
-            continue  # only an empty hidden folder was still to be removed
+        if is_done and not list(staging_path(out).glob("*")):
+            continue  # only an empty hidden folder was still to be removed, if anything
         is_old = out.exists() and not is_done
         matsmerge.merge(models, out=out, resume=True, overwrite=is_old)
         assert everything(out) == expected, last
@@ -470,7 +457,7 @@ def test_odd_places(models: list[Path], tmp_path: Path, monkeypatch: pytest.Monk
     for place in (".", "/", "dangling", "circle"):
         with pytest.raises(OutputError, match="not the name of a folder"):
             matsmerge.merge(models, out=place)
-    first = matsmerge.merge(models, out="out")
+    first = matsmerge.merge(models, out="out").folder
     with pytest.raises(OutputError, match="overlaps with the input"):
         matsmerge.merge([first / "model.safetensors", models[0]], out=first, overwrite=True)
     assert (first / "model.safetensors").exists()
@@ -526,5 +513,5 @@ def test_unreadable_and_unwritable(models: list[Path], tmp_path: Path) -> None:
 
 
 def test_the_default_block_is_what_methods_expect() -> None:
-    assert plan.JOB_ELEMENTS % method_module.BLOCK_ELEMENTS == 0
+    assert plan.JOB_ELEMENTS % BLOCK_ELEMENTS == 0
     assert LocalExecutor().max_bytes > 0

@@ -30,7 +30,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
-from matsmerge.checkpoints.opening import open_checkpoint
+from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.statistics.statistics_file import open_statistics
 
 Run = Callable[..., tuple[int, str, str]]

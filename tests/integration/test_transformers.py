@@ -100,7 +100,7 @@ def family(make: Callable[[], Any], folder: Path, num: int = 2) -> tuple[Path, l
 @pytest.mark.parametrize("method", ["average", "ties"])
 def test_merged_folder_loads(name: str, method: str, tmp_path: Path) -> None:
     base, paths = family(ARCHITECTURES[name], tmp_path)
-    out = matsmerge.merge(paths, base, method, out=tmp_path / "out")
+    out = matsmerge.merge(paths, base, method, out=tmp_path / "out").folder
     cls = type(ARCHITECTURES[name]())
     merged, info = cls.from_pretrained(out, output_loading_info=True)
     assert not info["missing_keys"]
@@ -131,8 +131,8 @@ def test_output_dtype_and_shards(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
 
-    from matsmerge.engine.merging import merge_to_folder
-    from matsmerge.engine.preparing import prepare
+    from matsmerge.engine.merge_run import merge_to_folder
+    from matsmerge.engine.prepared_merge import prepare
     from matsmerge.recipes.recipe import make_recipe
 
     recipe = make_recipe({"models": list(map(str, paths)), "method": "average"})
@@ -157,7 +157,7 @@ def test_heads_stay_with_their_tasks(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"'bert\.' in front|head"):
         out = matsmerge.merge(
             paths, tmp_path / "base", "task_arithmetic", scale=0.5, out=tmp_path / "out"
-        )
+        ).folder
     encoder = AutoModel.from_pretrained(out)
     for num_labels in (2, 5):
         model = BertForSequenceClassification.from_pretrained(out, num_labels=num_labels)
@@ -179,7 +179,7 @@ def test_tokenizer_and_generation_config_come_along(tmp_path: Path) -> None:
     (base / "chat_template.jinja").write_text("{{ messages }}")
     (base / "trainer_state.json").write_text("{}")
     (base / "optimizer.pt").write_bytes(b"x")
-    out = matsmerge.merge(paths, base, "task_arithmetic", out=tmp_path / "out")
+    out = matsmerge.merge(paths, base, "task_arithmetic", out=tmp_path / "out").folder
     assert len(AutoTokenizer.from_pretrained(out)) == 3
     assert {"generation_config.json", "chat_template.jinja"} <= {p.name for p in out.iterdir()}
     assert not {"trainer_state.json", "optimizer.pt"} & {p.name for p in out.iterdir()}
@@ -201,7 +201,7 @@ def test_model_card_is_one_the_hub_reads(tmp_path: Path) -> None:
     from huggingface_hub import ModelCard
 
     base, paths = family(llama, tmp_path)
-    out = matsmerge.merge(paths, base, "ties", density=0.3, out=tmp_path / "out")
+    out = matsmerge.merge(paths, base, "ties", density=0.3, out=tmp_path / "out").folder
     card = ModelCard.load(out / "README.md")
     assert card.data.base_model == ["base", "tuned0", "tuned1"]
     assert "merge" in card.data.tags
@@ -229,7 +229,7 @@ def test_ia3_adapters_are_read_and_merged_as_tensors(tmp_path: Path) -> None:
         target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]
     )
     base, paths = adapters(config, tmp_path)
-    out = matsmerge.merge(paths, out=tmp_path / "out")
+    out = matsmerge.merge(paths, out=tmp_path / "out").folder
     merged = peft.PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base), out)
     expected: dict[str, Tensor] = {}
     for path in paths:

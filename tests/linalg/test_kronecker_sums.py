@@ -15,7 +15,6 @@ from matsmerge.linalg.kronecker_sums import (
     kroneckers_of,
     nearest_kronecker,
     scales_of,
-    solve_by_summed_factors,
     solve_pair,
     to_unit_trace,
 )
@@ -412,35 +411,6 @@ def test_the_preconditioner_saves_iterations() -> None:
     system = Case(generator, terms).system()
     plain = conjugate_gradients(system, Limits(200))
     assert solve_kronecker_sum(system, Limits(20)).objective < plain.objective
-
-
-# The shortcut
-
-
-@few
-@given(seeds, widths, widths, st.integers(1, 4), st.booleans())
-def test_summed_factors_are_the_formula(
-    seed: int, num_out: int, num_in: int, num_models: int, diagonal: bool
-) -> None:
-    generator = seeded(seed)
-    terms = draw_terms(generator, (num_out, num_in), [1.0] * num_models, diagonal=diagonal)
-    case = Case(generator, terms)
-    solution = solve_by_summed_factors(case.system(), case.start)
-    outputs = torch.stack([t.outputs for t in terms]).sum(0) / num_models
-    inputs = torch.stack([full(t.inputs) for t in terms]).sum(0) / num_models
-    images = [t.outputs @ w @ full(t.inputs) for t, w in zip(terms, case.weights, strict=True)]
-    right = torch.stack(images).sum(0) / num_models
-    expected = torch.linalg.solve(outputs, right)
-    expected = torch.linalg.solve(inputs, expected, left=False)
-    x = case.start + solution.correction
-    assert_near(x, expected, 1e-9)
-    assert solution.status is Status.SHORTCUT
-    # Residual and objective are those of the system it does not solve.
-    assert solution.objective == pytest.approx(case.objective(solution.correction), rel=1e-9)
-    expected_residual = case.relative_residual(solution.correction)
-    assert solution.residual == pytest.approx(expected_residual, rel=1e-5, abs=1e-10)
-    if num_models == 1:
-        assert_near(x, case.weights[0], 1e-9)
 
 
 # Which operators

@@ -16,7 +16,7 @@ from torch import Tensor
 from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
 from matsmerge.linalg.conjugate_gradients import conjugate_gradients, solve_kronecker_sum
 from matsmerge.linalg.eigenbasis import decompose, follow_trajectory
-from matsmerge.linalg.kronecker_sums import solve_by_summed_factors, solve_pair
+from matsmerge.linalg.kronecker_sums import solve_pair
 from matsmerge.linalg.operators import Diagonal, Gram, Identity, Kronecker, LowRank, Operator
 from matsmerge.linalg.system import Limits, Solution, System, make_system
 
@@ -288,16 +288,3 @@ def test_kfac_merging(models: list[Model], start: Tensor) -> None:
     torch.testing.assert_close(start.T + solution.correction, expected.T, rtol=0, atol=1e-5)
     if len(models) <= 2:
         assert_transposed(solve_pair(system), start, expected)
-
-
-def test_kfac_with_the_sums_of_factors(models: list[Model], start: Tensor) -> None:
-    """The sum of Kronecker products taken for the product of sums, which makes models crash.
-
-    Written with sums, as in the paper, the result for equal models is W / M; ours has means.
-    """
-    g = [m.z.T @ m.z / m.n for m in models]
-    o = [m.o_prime.T @ m.o_prime / m.n for m in models]
-    second = plus([g_m @ m.w @ o_m for g_m, o_m, m in zip(g, o, models, strict=True)])
-    crashed = inv(plus(g)) @ second @ inv(plus(o))
-    solution = solve_by_summed_factors(system_of(models, kfac, start), start.T)
-    assert_transposed(solution, start, len(models) * crashed)

@@ -1,6 +1,7 @@
 """Each method against its formula, written out densely and independently in float64."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import matsmerge
 from matsmerge.methods import ties
-from matsmerge.methods.method import BLOCK_ELEMENTS
+from matsmerge.methods.site import BLOCK_ELEMENTS
 
 Array = NDArray[np.float64]
 NUM_MODELS = 4
@@ -36,7 +37,7 @@ def arrays(
     return base[name].double().numpy(), np.stack([m[name].double().numpy() for m in tuned])
 
 
-def check(actual: dict[str, Tensor], expected: dict[str, Array]) -> None:
+def check(actual: Mapping[str, Tensor], expected: dict[str, Array]) -> None:
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name].double().numpy(), value, rtol=2e-7, atol=1e-9)
 

@@ -3,6 +3,7 @@
 Each method with the settings under which it should not change anything.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,11 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import matsmerge
+from matsmerge import Merged
 from matsmerge.methods import METHODS as ALL_METHODS
-from matsmerge.methods.mats import Mats
+from matsmerge.methods.site import Grain
 
-# Those that solve systems are in test_solved_invariants.py.
-METHODS = {name: cls for name, cls in ALL_METHODS.items() if not issubclass(cls, Mats)}
+# Those of whole tensors are in test_spectral.py, those that solve systems in
+# test_solved_invariants.py.
+METHODS = {name: cls for name, cls in ALL_METHODS.items() if cls.grain is Grain.STRETCH}
 # What makes a merge of n copies of a model that model again.
 NEUTRAL: dict[str, Any] = {
     "average": lambda n: {},
@@ -52,7 +55,7 @@ def copies(model: dict[str, Tensor], num: int) -> dict[str, dict[str, Tensor]]:
 
 
 def assert_same(
-    method: str, merged: dict[str, Tensor], model: dict[str, Tensor], base: dict[str, Tensor]
+    method: str, merged: Mapping[str, Tensor], model: dict[str, Tensor], base: dict[str, Tensor]
 ) -> None:
     """Bit for bit; methods that add to the base may lose what is tiny beside the base's value."""
     adds_to_base = method in ("ties", "dare_linear", "dare_ties")
@@ -97,13 +100,10 @@ def test_order_does_not_matter(method: str, spec: dict[str, Any], order: list[in
     models = {i: (f"m{i}", state(spec, i + 1), 0.5 + i) for i in sorted(order)}
     parameters: dict[str, Any] = {"model": "m1"} if method == "passthrough" else {}
 
-    def merge(indices: list[int]) -> dict[str, Tensor]:
+    def merge(indices: list[int]) -> Merged:
         named = {models[i][0]: models[i][1] for i in indices}
         weights = [models[i][2] for i in indices]
-        merged: dict[str, Tensor] = matsmerge.merge(
-            named, base, method, weights=weights, **parameters
-        )
-        return merged
+        return matsmerge.merge(named, base, method, weights=weights, **parameters)
 
     forward, permuted = merge(sorted(order)), merge(list(order))
     for name in base:

@@ -4,8 +4,11 @@ from typing import Any
 import pytest
 
 from matsmerge import RecipeError
-from matsmerge.recipes.reading import read_recipe
+from matsmerge.methods.mats import Mats
+from matsmerge.methods.objectives.kfac import Kfac
+from matsmerge.methods.ties import Ties
 from matsmerge.recipes.recipe import make_recipe, short_names
+from matsmerge.recipes.recipe_file import read_recipe
 
 GOOD: dict[str, Any] = {"models": ["a", "b"], "base": "c", "method": "ties"}
 
@@ -29,6 +32,12 @@ def test_short_and_long_forms_are_the_same() -> None:
     )
     assert short == long
     assert make_recipe(short.model_dump(mode="json", exclude_defaults=True)) == short
+
+
+def test_a_method_may_be_an_object() -> None:
+    recipe = make_recipe(GOOD | {"method": Mats(init=Ties(density=0.1), objective=Kfac())})
+    assert recipe.method.at_depth(0) == Mats(init=Ties(density=0.1), objective=Kfac())
+    assert make_recipe(recipe.model_dump(mode="json")) == recipe
 
 
 @pytest.mark.parametrize(
@@ -72,7 +81,7 @@ def test_short_and_long_forms_are_the_same() -> None:
         ({"models": ["a", {"model": "b", "weight": float("nan")}]}, "weight.*finite number"),
         (
             {"method": {"name": "ties", "trim": ["global", "parameter"]}},
-            "only a number may be a list",
+            "trim: input should be 'global' or 'parameter', found",
         ),
         (
             {"method": "average", "overrides": [{"match": "x", "models": {"a": {"density": 0.1}}}]},

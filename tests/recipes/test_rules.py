@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 import matsmerge
 from matsmerge import RecipeError
-from matsmerge.recipes.recipe import at_depth, make_recipe
+from matsmerge.methods.options import at_depth
+from matsmerge.recipes.recipe import make_recipe
 from matsmerge.recipes.rules import layer_depths, make_rules
 
 NAMES = ["embed", "layers.0.attn", "layers.0.mlp", "layers.1.mlp", "layers.2.mlp", "norm"]

@@ -4,6 +4,9 @@ import jsonschema
 import pytest
 
 from matsmerge import RecipeError
+from matsmerge.methods import METHODS
+from matsmerge.methods.objectives import OBJECTIVES
+from matsmerge.methods.solvers import SOLVERS
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.recipes.schema import recipe_schema
 
@@ -48,6 +51,16 @@ GOOD: list[dict[str, Any]] = [
         },
     },
     {"models": ["a", "b"], "method": {"name": "regmean", "off_diagonal": 0.5}},
+    {
+        "models": ["a", "b"],
+        "base": "c",
+        "method": {
+            "name": "mats",
+            "init": {"name": "mats", "init": {"name": "ties", "density": 0.1}, "iterations": 3},
+            "objective": {"ridge": [0.1, 0.2]},
+        },
+        "overrides": [{"match": "x", "method": "average"}, {"match": "y", "method": {"ridge": 0}}],
+    },
 ]
 BAD: list[dict[str, Any]] = [
     {"models": [], "method": "average"},
@@ -70,11 +83,28 @@ BAD: list[dict[str, Any]] = [
     },
     {"models": ["a"], "base": "b", "method": {"name": "mats", "stages": [{"init": "average"}]}},
     {"models": ["a"], "base": "b", "method": "mats", "trajectory": [-1]},
+    {"models": ["a"], "base": "b", "method": {"scale": 1}},
+    {"models": ["a"], "base": "b", "method": {"name": "mats", "init": {"name": "ties", "t": 1}}},
+    {"models": ["a"], "method": "average", "overrides": [{"match": "x", "method": "averag"}]},
 ]
 
 
 def test_it_is_a_schema() -> None:
     jsonschema.Draft202012Validator.check_schema(recipe_schema())
+
+
+def test_it_describes_every_option() -> None:
+    definitions = recipe_schema()["$defs"]
+    for table in (METHODS, OBJECTIVES, SOLVERS):
+        for name, cls in table.items():
+            found = definitions[cls.__name__]
+            assert found["properties"]["name"] == {"const": name}
+            assert found["description"]
+            for option, field in cls.model_fields.items():
+                assert found["properties"][option]["description"] == field.description
+    flat = definitions["MatsKfac"]["properties"]  # options of parts that are not named
+    assert {"iterations", "ridge", "per", "scale", "density"} <= flat.keys()
+    assert flat["objective"]["default"]["ridge"] == 0.03
 
 
 @pytest.mark.parametrize("data", GOOD)

@@ -13,7 +13,7 @@ from statistics_cases import CASES, Case, make_case
 from torch import Tensor, nn
 
 from matsmerge.statistics.collection import Collection
-from matsmerge.statistics.options import make_options
+from matsmerge.statistics.collection_options import make_options
 from matsmerge.statistics.statistics import Map, Origin, Statistics
 
 EVERYTHING = ("gram", "kfac", "fisher", "block_fisher")

@@ -119,18 +119,19 @@ def test_what_was_learnt_of_the_model_stays(
 
 _KILLED = """
 import os, signal, sys
-from matsmerge.statistics import partial_file, statistics_file
+from matsmerge.files import whole_outputs
+from matsmerge.statistics import partial_file
 from matsmerge.cli.main import main
 partial_file._SECONDS_BETWEEN = -1.0
 left = int(sys.argv.pop(1))
-sync = statistics_file.sync
+sync = whole_outputs.sync
 def count(path):
     global left
     sync(path)
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-statistics_file.sync = count
+whole_outputs.sync = count
 main()
 """
 
@@ -185,7 +186,7 @@ def test_interrupting_while_saving_leaves_nothing(
         assert path.exists()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("matsmerge.statistics.statistics_file.sync", interrupt)
+    monkeypatch.setattr("matsmerge.files.whole_outputs.sync", interrupt)
     with pytest.raises(KeyboardInterrupt):
         matsmerge.collect(nn.Linear(3, 2), [torch.ones(4, 3)], out=tmp_path / "s.safetensors")
     assert list(tmp_path.iterdir()) == []
@@ -213,12 +214,13 @@ WRONG: list[tuple[str, object]] = [
     (f"{STATE}.num_examples", 3),
     (f"{STATE}.num_examples", 2.0),
     (f"{STATE}.num_examples", None),
-    (f"{STATE}.inputs", {"": "x"}),
-    (f"{STATE}.inputs", {"nowhere": 2}),
-    (f"{STATE}.outputs", ["nowhere"]),
-    (f"{STATE}.outputs", 5),
-    (f"{STATE}.squares", ["nowhere"]),
-    (f"{STATE}.blocks", ["weight"]),
+    (f"{STATE}.sums", {"nothing": {"": 2}}),
+    (f"{STATE}.sums.gram", {"": "x"}),
+    (f"{STATE}.sums.gram", {"nowhere": 2}),
+    (f"{STATE}.sums.kfac", {"nowhere": 2}),
+    (f"{STATE}.sums.kfac", 5),
+    (f"{STATE}.sums.fisher", {"nowhere": 0}),
+    (f"{STATE}.sums.block_fisher", {"weight": 0}),
     ("state.leaders", {"nowhere": "nowhere"}),
     ("state.leaders", [1]),
     ("state.lessons", [{}]),
@@ -271,15 +273,15 @@ def test_a_partial_file_that_is_not_json(linear: dict[str, Any], text: str) -> N
 @pytest.mark.parametrize(
     ("name", "values"),
     [
-        ("main/inputs/upper/", torch.ones(5)),
-        ("main/inputs/upper/", torch.full((6,), float("nan"))),
-        ("main/inputs/first/", torch.ones(4)),
-        ("main/inputs/rows/", torch.ones(9, 3)),
-        ("main/inputs/rows/", torch.ones(())),
-        ("main/outputs/upper/", torch.ones(3).double()),
-        ("main/squares/sum/weight", torch.ones(3, 2)),
-        ("main/blocks/upper/bias", torch.ones(2, 3)),
-        ("main/inputs/surprise/", torch.ones(3)),
+        ("main/gram/upper/", torch.ones(5)),
+        ("main/gram/upper/", torch.full((6,), float("nan"))),
+        ("main/gram/first/", torch.ones(4)),
+        ("main/gram/rows/", torch.ones(9, 3)),
+        ("main/gram/rows/", torch.ones(())),
+        ("main/kfac/upper/", torch.ones(3).double()),
+        ("main/fisher/sum/weight", torch.ones(3, 2)),
+        ("main/block_fisher/upper/bias", torch.ones(2, 3)),
+        ("main/gram/surprise/", torch.ones(3)),
     ],
 )
 def test_wrong_arrays_in_a_partial_file(linear: dict[str, Any], name: str, values: Tensor) -> None:
@@ -304,7 +306,7 @@ def test_arrays_of_other_names_are_not_taken_for_parts(linear: dict[str, Any]) -
     with safe_open(path, "pt") as opened:
         metadata = opened.metadata()
     arrays = load_file(path)
-    arrays["main/outputs/upper"] = arrays.pop("main/outputs/upper/")
+    arrays["main/kfac/upper"] = arrays.pop("main/kfac/upper/")
     save_file(arrays, path, metadata=metadata)
     with pytest.raises(matsmerge.StatisticsError, match=r"\.partial: cannot be continued"):
         matsmerge.collect(**linear)

@@ -13,9 +13,9 @@ from torch import nn
 
 import matsmerge
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
-from matsmerge.statistics.combining import combine
 from matsmerge.statistics.statistics import check_belongs
 from matsmerge.statistics.statistics_file import is_statistics_file, open_statistics
+from matsmerge.statistics.statistics_sum import combine
 
 KEY = "matsmerge_statistics"
 

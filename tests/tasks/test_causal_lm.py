@@ -7,11 +7,11 @@ from tiny_models import gpt2_config, llama_config, make_tokenizer, save, write_r
 from torch.nn.functional import cross_entropy
 from transformers import GPT2LMHeadModel, LlamaForCausalLM
 
+from matsmerge.data.template import Wording, Wordings
 from matsmerge.errors import DataError
-from matsmerge.tasks.model_loading import LoadedModel, load_model
+from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.task import TaskOptions, encode_all
-from matsmerge.tasks.template import Wording, Wordings
 
 
 def worded(text: str) -> Wordings:

@@ -7,7 +7,7 @@ from tiny_models import bert_config, make_tokenizer, save
 from transformers import AutoModelForSequenceClassification
 
 from matsmerge.errors import DataError
-from matsmerge.tasks.model_loading import load_model
+from matsmerge.tasks.loaded_model import load_model
 
 
 def test_configs_with_wrong_types(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from transformers import (
     ViTImageProcessorPil,
 )
 
+from matsmerge.data.rows import read_data
 from matsmerge.errors import DataError
-from matsmerge.tasks.data import read_data
-from matsmerge.tasks.model_loading import load_model
-from matsmerge.tasks.optional_import import import_optional
+from matsmerge.optional_import import import_optional
+from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import TaskOptions, encode_all
 
 

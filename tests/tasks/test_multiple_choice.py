@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlamaForCausalLM, T5ForConditionalGeneration
 
 from matsmerge.errors import DataError
-from matsmerge.tasks.model_loading import load_model
+from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import TaskOptions, encode_all
 
 ROWS: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from tiny_models import bart_config, make_tokenizer, save, t5_config, write_rows
 from transformers import BartForConditionalGeneration, T5ForConditionalGeneration
 
 from matsmerge.errors import DataError
-from matsmerge.tasks.model_loading import load_model
+from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.seq2seq import _shift_of
 from matsmerge.tasks.task import encode_all

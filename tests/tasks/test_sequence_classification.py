@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForSequenceClassification, GPT2ForSequenceClassification
 
 from matsmerge.errors import DataError
-from matsmerge.tasks.model_loading import load_model
+from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import TaskOptions, encode_all
 
 ROWS = [{"text": "a b c d", "label": 0}, {"text": "e", "label": 2}, {"text": "f g", "label": 1}]

@@ -8,11 +8,11 @@ import torch
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification
 
+from matsmerge.data.labels import Labels
+from matsmerge.data.template import Template, Wording, Wordings
 from matsmerge.errors import DataError
-from matsmerge.tasks.labels import Labels
-from matsmerge.tasks.model_loading import load_model
+from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import Task, TaskOptions, encode_all
-from matsmerge.tasks.template import Template, Wording, Wordings
 
 
 def worded(text: str) -> Wordings:

@@ -52,9 +52,12 @@ def test_everything(tmp_path: Path) -> None:
     [
         ("colums: {}", "task.yaml: unknown key 'colums'; did you mean 'columns'?"),
         ("task: seq2sec", "there is no task 'seq2sec'; did you mean 'seq2seq'?"),
-        ("max_length: many", 'max_length: input should be a valid integer, found "many"'),
+        (
+            "max_length: many",
+            "max_length: input should be a valid integer, found 'many'",
+        ),
         ("max_length: 0", "max_length: input should be greater than or equal to 1, found 0"),
-        ("labels: [no, yes]", "labels.0: input should be a valid string, found false"),
+        ("labels: [no, yes]", "labels.0: input should be a valid string, found False"),
         ("columns: {1: x}", "the key '1' is not a name"),
         ("task: seq2seq\ntask: causal_lm", "the key 'task' is given twice"),
         ("a: [", "not valid YAML"),

@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForTokenClassification
 
 from matsmerge.errors import DataError
-from matsmerge.tasks.model_loading import LoadedModel, load_model
+from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.task import TaskOptions, encode_all
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from matsmerge.adapters.adapter import Adapter, Change, Fitted, fit
+from matsmerge.adapters.adapter import Adapter, Change
+from matsmerge.adapters.adapter_folder import Fitted, fit
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import read_json
 from matsmerge.errors import CheckpointError
@@ -106,7 +107,7 @@ class AdaptedCheckpoint(Checkpoint):
         """What the change of a tensor is made of, held until another tensor is asked for."""
         if self._recent.name != name:
             change = self.fitted.changes[name]
-            tensors = _Tensors(self.adapter.checkpoint, change, self.read_dtype(name))
+            tensors = _Tensors(self.adapter, change, self.read_dtype(name))
             if change.factors is not None:
                 self._set_factors(name, tensors, change)
             self._recent.name, self._recent.tensors = name, tensors
@@ -144,26 +145,20 @@ class AdaptedCheckpoint(Checkpoint):
 class _Tensors:
     """An adapter's tensors for one weight as it is stored: W + left @ right, times factors."""
 
-    def __init__(self, adapter: Checkpoint, change: Change, dtype: torch.dtype) -> None:
+    def __init__(self, adapter: Adapter, change: Change, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self.left: Tensor | None = None
         self.right: Tensor | None = None
         self.factors: Tensor | None = None
         self.along = 0
         if change.low_rank is not None:
-            self.left, self.right = read_factors(adapter, change, dtype)
+            b, a = adapter.kind.factors(adapter.checkpoint, change.low_rank, dtype)
+            is_turned = change.is_transposed
+            self.left = a.mT.contiguous() if is_turned else b
+            self.right = b.mT.contiguous() if is_turned else a
         elif change.added is not None:
-            self.left = adapter[change.added].to(dtype)[:, None] * change.added_scaling
+            self.left = adapter.checkpoint[change.added].to(dtype)[:, None] * change.added_scaling
             self.right = torch.ones(1, 1, dtype=dtype)
-
-
-def read_factors(adapter: Checkpoint, change: Change, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Two matrices whose product is what is added to a weight as it is stored."""
-    low_rank = change.low_rank
-    assert low_rank is not None
-    a = adapter[low_rank.a].to(dtype).flatten(1)
-    b = adapter[low_rank.b].to(dtype).flatten(1) * low_rank.scaling
-    return (a.mT.contiguous(), b.mT.contiguous()) if change.is_transposed else (b, a)
 
 
 class _Recent(threading.local):

@@ -1,4 +1,4 @@
-"""An adapter: what it does to which parameters of its base.
+"""What an adapter is, and what each kind of adapters says of itself.
 
 Everything an adapter can do to a weight is one of
 
@@ -11,23 +11,25 @@ and what there is to do is known from headers and the configuration.
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
 
-from matsmerge.adapters.adapter_config import CONFIG, AdapterConfig, is_adapter, read_adapter_config
-from matsmerge.checkpoints.alignment import match_prefix
-from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
-from matsmerge.errors import CheckpointError
+import torch
+from torch import Tensor, nn
 
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.files.guarded_files import Content
+
+CONFIG = "adapter_config.json"
 PREFIX = "base_model.model."  # what PEFT puts in front of the names of the model's own
 
-_LORA = re.compile(
-    r"^(?P<module>.+)\.lora_(?P<part>(embedding_)?[AB]|magnitude_vector)(?P<of>\.\w+)?$"
-)
-_IA3 = re.compile(r"^(?P<module>.+)\.ia3_l$")
 _HEADS = ("classifier", "score", "qa_outputs", "classification_head")
-_MAX_LISTED = 5
+
+Modules = list[str] | str  # names, or a regular expression
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,99 @@ class Change:
     is_transposed: bool = False  # stored as (in, out)
 
 
+class AdapterContent(Content):
+    """The parts of an adapter_config.json that are used of every kind, with their types."""
+
+    peft_type: str
+    base_model_name_or_path: str | None = None
+    revision: str | None = None
+    task_type: str | None = None
+    auto_mapping: dict[str, str | None] | None = None
+    modules_to_save: list[str] | None = None
+    target_modules: Modules | None = None
+    exclude_modules: Modules | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: Modules | None = None
+    fan_in_fan_out: bool | None = None
+
+
+class AdapterKind(ABC):
+    """One kind of adapters: its configuration, its tensors, what they do, how one is trained."""
+
+    name: ClassVar[str]  # in our options and manifests
+    title: ClassVar[str]  # in messages
+    peft_type: ClassVar[str]  # in adapter_config.json
+    content: ClassVar[type[AdapterContent]] = AdapterContent
+    # The names of its tensors, without PEFT's prefix: `module`, and `part` of several.
+    tensors: ClassVar[re.Pattern[str]]
+    # Merged and measured as the full weights it makes of its base, or as its own tensors.
+    is_folded: ClassVar[bool] = True
+    has_rank: ClassVar[bool] = False  # merged adapters may have another rank, or be aligned
+    options: ClassVar[tuple[str, ...]] = ()  # of `TrainingOptions`, those it alone has
+    learning_rate: ClassVar[float] = 1e-4
+
+    def config_problems(self, content: Mapping[str, Any]) -> Iterator[str]:  # noqa: ARG002
+        """What a configuration asks for that cannot be done; types are not checked yet."""
+        yield from ()
+
+    def typed_problems(self, content: Any) -> Iterator[str]:  # noqa: ARG002
+        """What is wrong with a configuration whose types are right."""
+        yield from ()
+
+    def tensor_problems(self, adapter: "Adapter") -> Iterator[str]:  # noqa: ARG002
+        """What is wrong with an adapter's tensors, among themselves."""
+        yield from ()
+
+    @abstractmethod
+    def changes(
+        self, adapter: "Adapter", module: str, weight: str, base: Checkpoint
+    ) -> dict[str, Change]:
+        """What becomes of a module's parameters in the base; a ValueError says what is unfit."""
+
+    def factors(
+        self, adapter: Checkpoint, change: LowRank, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """B, scaled, and A as matrices, whose product is added to a weight (out, in)."""
+        b = adapter[change.b].to(dtype).flatten(1) * change.scaling
+        return b, adapter[change.a].to(dtype).flatten(1)
+
+    @abstractmethod
+    def peft_settings(
+        self, peft: Any, model: nn.Module, options: Mapping[str, Any], given: Mapping[str, Any]
+    ) -> Any:
+        """PEFT's configuration of a new one: `given` and what training's options say."""
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """What an adapter's configuration says; `content` is all of it."""
+
+    path: Path
+    kind: AdapterKind
+    content: Mapping[str, Any]
+
+    @property
+    def base(self) -> str | None:
+        """The name or path of the model it was made for, with `@revision` on the hub."""
+        name, revision = self.content.get("base_model_name_or_path"), self.content.get("revision")
+        if not name:
+            return None
+        return f"{name}@{revision}" if revision and not Path(name).exists() else str(name)
+
+    @property
+    def task_type(self) -> str | None:
+        return self.content.get("task_type")
+
+    @property
+    def has_transposed_weights(self) -> bool:
+        """Does it say that weights are (in, out)? Needed for square ones only."""
+        return bool(self.content.get("fan_in_fan_out"))
+
+    @property
+    def uses_dora(self) -> bool:
+        return bool(self.content.get("use_dora"))
+
+
 @dataclass(frozen=True)
 class Adapter:
     """An adapter's tensors by what they do, under names of the model it was made for."""
@@ -67,6 +162,10 @@ class Adapter:
         return self.checkpoint.label
 
     @property
+    def kind(self) -> AdapterKind:
+        return self.config.kind
+
+    @property
     def heads(self) -> list[str]:
         """Parameters it brings whole that belong to its task alone."""
         modules = {name.rpartition(".")[0] for name in self.values if name.endswith(".weight")}
@@ -77,13 +176,6 @@ class Adapter:
         """Values that are its own; weights it also changes are saved as its base has them."""
         return {n: tensor for n, tensor in self.values.items() if n not in self.weights}
 
-    def ranks(self) -> dict[str, int]:
-        """The rank of every module's change."""
-        return {
-            module: self.checkpoint.specs[parts.get("A") or parts["embedding_A"]].shape[0]
-            for module, parts in self.modules.items()
-        }
-
     @cached_property
     def weights(self) -> dict[str, str]:
         """The weight of every module it changes."""
@@ -91,182 +183,23 @@ class Adapter:
 
 
 def is_head(parameter: str) -> bool:
+    """Does a parameter's name say that it is of a task's head?"""
     return any(part in _HEADS for part in parameter.split("."))
 
 
-def read_adapter(checkpoint: Checkpoint) -> Adapter | None:
-    """The adapter in a checkpoint's folder, or None for a full model."""
-    if not is_adapter(checkpoint.folder):
-        if any(_LORA.match(name) or _IA3.match(name) for name in checkpoint.specs):
-            raise CheckpointError(
-                f"{checkpoint.label}: holds an adapter's tensors and no {CONFIG}, which says how "
-                "to use them; give the folder that PEFT saved"
-            )
-        return None
-    assert checkpoint.folder is not None
-    return make_adapter(checkpoint, read_adapter_config(checkpoint.folder))
-
-
-def make_adapter(checkpoint: Checkpoint, config: AdapterConfig) -> Adapter:
-    """Sort an adapter's tensors, and check them against each other."""
-    modules: dict[str, dict[str, str]] = {}
-    values: dict[str, str] = {}
-    problems = []
-    pattern = _LORA if config.kind == "lora" else _IA3
-    for tensor in checkpoint.specs:
-        name = tensor.removeprefix(PREFIX)
-        if name == tensor:
-            problems.append(f"'{tensor}' does not begin with '{PREFIX}', as PEFT saves it")
-            continue
-        found = pattern.match(name)
-        if found and config.kind == "ia3":
-            modules.setdefault(_plain(found["module"]), {})["ia3_l"] = tensor
-        elif found:
-            part = found["part"] + ("" if found["of"] in (None, ".weight") else found["of"])
-            modules.setdefault(_plain(found["module"]), {})[part] = tensor
-        elif ".original_module." not in name and ".modules_to_save." not in name:
-            values[_plain(name)] = tensor
-    adapter = Adapter(checkpoint, config, modules, values)
-    problems += _module_problems(adapter)
-    if not modules and not problems:
-        problems.append(f"holds no tensors of the type {config.content['peft_type']}")
-    if problems:
-        raise CheckpointError(_shortened([f"{checkpoint.label}: {p}" for p in problems]))
-    return adapter
-
-
-def _plain(name: str) -> str:
-    return name.replace(".base_layer.", ".").removesuffix(".base_layer")
-
-
-def _module_problems(adapter: Adapter) -> Iterator[str]:
-    if adapter.config.kind == "ia3":
-        return
-    specs = adapter.checkpoint.specs
-    for module, parts in adapter.modules.items():
-        pair = [p for p in (("A", "B"), ("embedding_A", "embedding_B")) if set(p) <= parts.keys()]
-        known = {*(pair[0] if pair else ()), "magnitude_vector", "B.bias"}
-        if len(pair) != 1 or parts.keys() - known:
-            yield f"'{module}' has {', '.join(sorted(parts))}; expected lora_A and lora_B"
-            continue
-        a, b = (specs[parts[p]] for p in pair[0])
-        rank = adapter.config.rank(module)
-        if not a.shape[:1] == b.shape[1:2] == (rank,):
-            yield (
-                f"'{module}' has factors {list(a.shape)} and {list(b.shape)}; {CONFIG} says rank "
-                f"{rank}"
-            )
-        if adapter.config.uses_dora != ("magnitude_vector" in parts):
-            has = "has a" if "magnitude_vector" in parts else "lacks the"
-            yield f"'{module}' {has} magnitude vector, and use_dora is {adapter.config.uses_dora}"
-
-
-@dataclass(frozen=True)
-class Fitted:
-    """An adapter on its base: what becomes of which of the base's tensors."""
-
-    changes: Mapping[str, Change]  # tensor of the base -> what becomes of it
-    values: Mapping[str, str]  # tensor of the base, or new -> tensor of the adapter
-    modules: Mapping[str, str]  # weight in the base -> module, as the adapter names it
-    parameters: Mapping[str, str]  # value in the base -> parameter, as the adapter names it
-
-
-def names_in(adapter: Adapter, base: Checkpoint) -> dict[str, str]:
-    """The adapter's parameters in the base's file, which may differ by a leading module."""
-    own = [*adapter.weights, *adapter.values]
-    rename, _ = match_prefix(base, {name: name for name in own})
-    return {name: base.aliases.get(rename(name), rename(name)) for name in own}
-
-
-def fit(adapter: Adapter, base: Checkpoint, names: Mapping[str, str] | None = None) -> Fitted:
-    """Find what an adapter changes in a base, by name and shape; every misfit at once.
-
-    `names` are tensors of the base by the adapter's parameters, where they are known better.
-    """
-    names = names_in(adapter, base) | dict(names or {})
-    changes: dict[str, Change] = {}
-    problems: list[str] = []
-    modules: dict[str, str] = {}
-    parameters = {names[name]: name for name in adapter.values}
-    if len(parameters) < len(adapter.values):
-        problems.append(f"brings values for two weights that {base.label} has as one")
-    for weight, module in adapter.weights.items():
-        name = names[weight]
-        if name not in base.specs:
-            problems.append(f"changes '{weight}', which {base.label} does not have")
-            continue
+def bad_regexes(key: str, patterns: Any) -> Iterator[str]:
+    """Patterns of a configuration that are none."""
+    for pattern in patterns:
         try:
-            changes |= _changes_of(adapter, module, name, base)
-            modules[name] = module
-        except ValueError as error:
-            problems.append(f"does not fit {base.label}: {error}")
-    if problems:
-        raise CheckpointError(
-            _shortened([f"{adapter.label}: {p}; was it made for another base?" for p in problems])
-        )
-    values = {name: adapter.values[own] for name, own in parameters.items()}
-    return Fitted(changes, values, modules, parameters)
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            yield f"{key}: '{pattern}' is not a regular expression ({error})"
 
 
-def _changes_of(adapter: Adapter, module: str, weight: str, base: Checkpoint) -> dict[str, Change]:
-    if adapter.config.kind == "ia3":
-        return _ia3_changes(adapter, module, weight, base)
-    parts, specs = adapter.modules[module], adapter.checkpoint.specs
-    is_embedding = "embedding_A" in parts
-    low_rank = LowRank(
-        parts["embedding_A" if is_embedding else "A"],
-        parts["embedding_B" if is_embedding else "B"],
-        adapter.config.rank(module),
-        adapter.config.scaling(module),
-    )
-    a, b, shape = specs[low_rank.a], specs[low_rank.b], base.specs[weight].shape
-    change = _flat_shape(b)[0], _flat_shape(a)[1]
-    stored = _flat_shape(base.specs[weight])
-    is_transposed = stored == change[::-1] and len(shape) == 2
-    if stored == change and is_transposed:
-        is_transposed = is_embedding or adapter.config.has_transposed_weights
-    elif stored != change and not is_transposed:
-        raise ValueError(f"'{weight}' is {list(shape)}, its change is {list(change)}")
-    found = {
-        weight: Change(
-            low_rank,
-            factors=parts.get("magnitude_vector"),
-            is_normalized="magnitude_vector" in parts,
-            along=int(is_transposed),
-            is_transposed=is_transposed,
-        )
-    }
-    if "B.bias" in parts:
-        bias = f"{weight.removesuffix('weight')}bias"
-        found[bias] = Change(added=parts["B.bias"], added_scaling=low_rank.scaling)
-        _check_length(found[bias].added, bias, 0, adapter.checkpoint, base)
-    return found
-
-
-def _ia3_changes(adapter: Adapter, module: str, weight: str, base: Checkpoint) -> dict[str, Change]:
-    vector = adapter.modules[module]["ia3_l"]
-    shape, stored = adapter.checkpoint.specs[vector].shape, base.specs[weight].shape
-    # A vector of a linear layer shows in its shape what it scales; one of a convolution does not.
-    is_linear = len(shape) == 2 and shape != (1, 1)
-    of_inputs = shape[0] == 1 if is_linear else adapter.config.is_feedforward(module)
-    num = adapter.checkpoint.specs[vector].num_elements
-    along = int(of_inputs)
-    if len(stored) == 2:
-        fits = [stored[along] == num, stored[1 - along] == num]
-        if adapter.config.has_transposed_weights if all(fits) else fits[1]:
-            along = 1 - along
-    _check_length(vector, weight, along, adapter.checkpoint, base)
-    changes = {weight: Change(factors=vector, along=along)}
-    bias = f"{weight.removesuffix('weight')}bias"
-    if not of_inputs and bias in base.specs:
-        changes[bias] = Change(factors=vector)
-    return changes
-
-
-def _check_length(
-    tensor: str | None, parameter: str, along: int, adapter: Checkpoint, base: Checkpoint
+def check_length(
+    tensor: str, parameter: str, along: int, adapter: Checkpoint, base: Checkpoint
 ) -> None:
-    assert tensor is not None
+    """Raise a ValueError unless a vector has an element for each row, or column, of a parameter."""
     spec = base.specs.get(parameter)
     num = adapter.specs[tensor].num_elements
     if spec is None or spec.shape[along] != num:
@@ -274,11 +207,7 @@ def _check_length(
         raise ValueError(f"'{parameter}' is {found}, '{tensor}' has {num} elements")
 
 
-def _flat_shape(spec: TensorSpec) -> tuple[int, int]:
-    """Rows and columns: a convolution's filters as rows."""
-    return spec.shape[0], spec.num_elements // max(1, spec.shape[0])
-
-
-def _shortened(problems: list[str]) -> list[str]:
-    more = len(problems) - _MAX_LISTED
-    return problems if more <= 0 else [*problems[:_MAX_LISTED], f"and {more} more like these"]
+def named_targets(content: Mapping[str, Any], modules: Any) -> dict[str, Any]:
+    """Options that say which modules are adapted: each by its whole name."""
+    names = ("exclude_modules", "layers_to_transform", "layers_pattern")
+    return {"target_modules": sorted(modules), **{n: None for n in names if n in content}}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.adapters.adapter import Adapter
-from matsmerge.adapters.lora_layer import LoraLayer
+from matsmerge.adapters.lora import LoraLayer, scaling_of, tensors_of
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.errors import AlignmentError
 from matsmerge.linalg.low_rank import shared_outputs
@@ -32,7 +32,7 @@ class JointSpace:
         problems = []
         for adapter in adapters:
             for module in adapter.modules:
-                a, b = (adapter.checkpoint.specs[n].shape for n in _names(adapter, module))
+                a, b = (adapter.checkpoint.specs[n].shape for n in tensors_of(adapter, module))
                 shape = (b[0], *a[1:])
                 if self._shapes.setdefault(module, shape) != shape:
                     problems.append(
@@ -46,10 +46,14 @@ class JointSpace:
     def modules(self) -> list[str]:
         return list(self._shapes)
 
+    def num_ranks(self, module: str) -> int:
+        """The sum of the adapters' ranks."""
+        having = [a for a in self.adapters if module in a.modules]
+        return sum(a.checkpoint.specs[tensors_of(a, module)[0]].shape[0] for a in having)
+
     def num_outputs(self, module: str) -> int:
         """The dimension of the space: the sum of the ranks, or the layer's outputs if fewer."""
-        ranks = sum(adapter.ranks().get(module, 0) for adapter in self.adapters)
-        return min(ranks, self._shapes[module][0])
+        return min(self.num_ranks(module), self._shapes[module][0])
 
     def layer(self, module: str, rank: int, dtype: torch.dtype) -> LoraLayer:
         is_embedding = any("embedding_A" in a.modules.get(module, ()) for a in self.adapters)
@@ -67,8 +71,8 @@ class JointSpace:
             if module not in adapter.modules:
                 found.append(None)
                 continue
-            a, b = (adapter.checkpoint[n].double().flatten(1) for n in _names(adapter, module))
-            found.append((b * adapter.config.scaling(module), a))
+            a, b = (adapter.checkpoint[n].double().flatten(1) for n in tensors_of(adapter, module))
+            found.append((b * scaling_of(adapter.config, module), a))
         return found
 
     def basis(self, module: str) -> Tensor:
@@ -99,11 +103,6 @@ class JointSpace:
 class _Recent(threading.local):
     module: str | None = None
     values: tuple[Tensor, list[Tensor | None]] | None = None
-
-
-def _names(adapter: Adapter, module: str) -> tuple[str, str]:
-    parts = adapter.modules[module]
-    return parts.get("A") or parts["embedding_A"], parts.get("B") or parts["embedding_B"]
 
 
 class JointCheckpoint(Checkpoint):

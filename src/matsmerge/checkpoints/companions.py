@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.hub import COMPANION_PATTERNS
-from matsmerge.checkpoints.opening import contained
+from matsmerge.checkpoints.source import contained
 from matsmerge.checkpoints.tokenizers import CONFIG, TEMPLATE
 from matsmerge.errors import CheckpointError
-from matsmerge.guarded_files import open_regular, quoted, read_text
-from matsmerge.guarded_files import read_json as read_given_json
+from matsmerge.files.guarded_files import open_regular, quoted, read_text
+from matsmerge.files.guarded_files import read_json as read_given_json
 
 _EXCLUDED = (
     "*.index.json",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, check_dtype, first_line
 from matsmerge.errors import CheckpointError, machine_gave_out
-from matsmerge.guarded_files import open_regular
+from matsmerge.files.guarded_files import open_regular
 
 
 class InMemoryCheckpoint(Checkpoint):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matsmerge.errors import CheckpointError
-from matsmerge.guarded_files import open_regular
+from matsmerge.files.guarded_files import open_regular
 
 _BLOCK_BYTES = 1 << 20
 

@@ -1,11 +1,11 @@
 """Names for what is published: a hub id as it is, of a local path only its last part."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from matsmerge.checkpoints.opening import local_path
+from matsmerge.checkpoints.source import local_path
 
 _SPLIT = re.compile(r"(.+?)( \([^()/]*\))")
 # A path of at least two parts, where a sentence could have one: not '</s>', nor a part of a URL.
@@ -25,13 +25,20 @@ def public_name(source: str) -> str:
     return name if name not in ("", "..") else local_path(source).resolve().name
 
 
-def without_paths(value: Any) -> Any:
+def path_names(paths: Sequence[str]) -> Iterator[list[str]]:
+    """Names for paths: by their last parts, by their last two, and so on."""
+    parts = [[p for p in re.split(r"[/\\]", path) if p not in ("", ".", "..")] for path in paths]
+    for depth in range(1, max([1, *map(len, parts)]) + 1):
+        yield [re.sub(r"[^\w.-]+", "-", "-".join(p[-depth:])).strip("-.") for p in parts]
+
+
+def without_paths(value: Any, rename: Callable[[str], str] = public_name) -> Any:
     """Plain data, such as a recipe, with public names in place of local paths."""
     if isinstance(value, dict):
-        return {key: without_paths(part) for key, part in value.items()}
+        return {key: without_paths(part, rename) for key, part in value.items()}
     if isinstance(value, list):
-        return [without_paths(part) for part in value]
-    return public_name(value) if isinstance(value, str) else value
+        return [without_paths(part, rename) for part in value]
+    return rename(value) if isinstance(value, str) else value
 
 
 def public_text(text: str, sources: Iterable[str] = ()) -> str:

@@ -19,7 +19,7 @@ import torch
 
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.errors import CheckpointError
-from matsmerge.guarded_files import check_unicode, open_regular
+from matsmerge.files.guarded_files import check_unicode, open_regular
 
 DTYPES = {
     "F64": torch.float64,

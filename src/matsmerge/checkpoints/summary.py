@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint, TensorSpec, dtype_name
+from matsmerge.progress import AnyProgress, listener
 
 _BLOCK_ELEMENTS = 1 << 20
 
@@ -65,18 +66,20 @@ class Difference:
 
 
 def compare(
-    first: Checkpoint, second: Checkpoint, advance: Callable[[int], None] = lambda _: None
+    first: Checkpoint, second: Checkpoint, progress: AnyProgress | None = None
 ) -> Difference:
-    """Compare names, shapes, dtypes and values; `advance` is told of the bytes read."""
+    """Compare names, shapes, dtypes and values."""
     both = [name for name in first.specs if name in second.specs]
     a, b = first.specs, second.specs
+    same = [name for name in both if a[name].shape == b[name].shape]
+    told = listener(progress)
+    told.stage("comparing", sum(a[name].num_bytes for name in same))
     changed: dict[str, float] = {}
-    for name in both:
-        if a[name].shape == b[name].shape:
-            changed[name] = relative_change(
-                partial(first.read, name), partial(second.read, name), a[name].num_elements
-            )
-            advance(a[name].num_bytes)
+    for name in same:
+        changed[name] = relative_change(
+            partial(first.read, name), partial(second.read, name), a[name].num_elements
+        )
+        told.advance(a[name].num_bytes)
     return Difference(
         only_first=[name for name in a if name not in b],
         only_second=[name for name in b if name not in a],

@@ -8,9 +8,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from matsmerge.checkpoints.opening import contained
+from matsmerge.checkpoints.source import contained
 from matsmerge.errors import CheckpointError
-from matsmerge.guarded_files import parse_as, parse_json, read_bytes, read_text
+from matsmerge.files.guarded_files import parse_as, parse_json, read_bytes, read_text
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _SPECIAL_MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"

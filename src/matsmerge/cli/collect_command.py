@@ -2,23 +2,58 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from matsmerge.cli import display
-from matsmerge.cli.options import RUNNING, AsJson, BatchSize, MaxTokens, Quiet
+from matsmerge.cli.shared_options import RUNNING, AsJson, BatchSize, MaxTokens, Quiet
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 
 if TYPE_CHECKING:
-    from matsmerge.statistics.data_collecting import PreparedCollection
+    from matsmerge.data.rows import Data
+    from matsmerge.statistics.prepared_collection import PreparedCollection
     from matsmerge.statistics.statistics import Statistics
-    from matsmerge.tasks.data import Data
     from matsmerge.tasks.task_file import TaskFile
 
-_DATA = "Data"
-_MODEL = "Model"
+_DATA_HELP = (
+    "JSONL, CSV, TSV (also .gz) or Parquet file, a folder saved by datasets or of images, or a "
+    "dataset on the hub. Repeat for each model."
+)
+_KINDS_HELP = (
+    "Kinds, separated by commas: gram (RegMean, MaTS), kfac (block Fisher of linear layers), "
+    "fisher (diagonal), block_fisher (of vectors, as in (IA)^3)."
+)
+_FISHER_HELP = (
+    "empirical: gradients for the given answers. true: for answers as likely as the model finds "
+    "them; summed over up to 32 classes or choices, else drawn."
+)
+_SAMPLES_HELP = "Answers drawn per example, where the true Fisher is sampled."
+_PARAMETERS_HELP = (
+    "Only parameters that match, e.g. 'encoder.*'. Repeatable. Default: all; of adapters, what "
+    "one of them changes."
+)
+_HELD_OUT_HELP = (
+    "Share of the examples for a second set, kept apart, by which iterations can be chosen "
+    "without labels."
+)
+_COLUMNS_HELP = (
+    "Which columns are meant, e.g. text=sentence,label=gold. Classification has text, text_pair, "
+    "label; tokens, labels for words; image, label for images; seq2seq and language models input, "
+    "target (or text alone); multiple choice input, choices, label."
+)
+_LENGTH_HELP = "Tokens to cut texts to. Default: what the model takes, at most 512."
+_TASK_HELP = (
+    "sequence_classification, token_classification, seq2seq, causal_lm, multiple_choice, "
+    "image_classification, or a task file (YAML) that says this and what the options here say; "
+    "repeat for each model, or one for all. Default: by the model."
+)
+_HEAD_HELP = "File with the head's parameters, for a model stored without."
+_data = partial(typer.Option, rich_help_panel="Data")
+_model = partial(typer.Option, rich_help_panel="Model")
+_running = partial(typer.Option, rich_help_panel=RUNNING)
 
 
 def collect(
@@ -40,56 +75,17 @@ def collect(
             metavar="FILE",
         ),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="JSONL, CSV, TSV (also .gz) or Parquet file, a folder saved by datasets or of "
-            "images, or a dataset on the hub. Repeat for each model.",
-            metavar="FILE",
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    statistics: Annotated[
-        str,
-        typer.Option(
-            help="Kinds, separated by commas: gram (RegMean, MaTS), kfac (block Fisher of linear "
-            "layers), fisher (diagonal), block_fisher (of vectors, as in (IA)^3).",
-            metavar="KINDS",
-        ),
-    ] = "gram",
-    fisher: Annotated[
-        str,
-        typer.Option(
-            help="empirical: gradients for the given answers. true: for answers as likely as the "
-            "model finds them; summed over up to 32 classes or choices, else drawn.",
-        ),
-    ] = "empirical",
+    data: Annotated[list[str] | None, _data(help=_DATA_HELP, metavar="FILE")] = None,
+    statistics: Annotated[str, typer.Option(help=_KINDS_HELP, metavar="KINDS")] = "gram",
+    fisher: Annotated[str, typer.Option(help=_FISHER_HELP)] = "empirical",
     loss: Annotated[
         str, typer.Option(help="log p(y|x) as the sum or the mean over the tokens of y.")
     ] = "sum",
-    num_samples: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            max=MOST_SAMPLES,
-            help="Answers drawn per example, where the true Fisher is sampled.",
-        ),
-    ] = 1,
+    num_samples: Annotated[int, typer.Option(min=1, max=MOST_SAMPLES, help=_SAMPLES_HELP)] = 1,
     parameters: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Only parameters that match, e.g. 'encoder.*'. Repeatable. Default: all; of "
-            "adapters, what one of them changes.",
-        ),
+        list[str] | None, typer.Option(metavar="PATTERN", help=_PARAMETERS_HELP)
     ] = None,
-    held_out: Annotated[
-        float,
-        typer.Option(
-            help="Share of the examples for a second set, kept apart, by which iterations can be "
-            "chosen without labels."
-        ),
-    ] = 0.0,
+    held_out: Annotated[float, typer.Option(help=_HELD_OUT_HELP)] = 0.0,
     no_bias: Annotated[
         bool,
         typer.Option("--no-bias", help="Do not keep the mean inputs that joining biases needs."),
@@ -102,87 +98,29 @@ def collect(
         typer.Option(help="Of the file: float32, bfloat16 (half the size, 3 digits), float64."),
     ] = "float32",
     num_examples: Annotated[
-        int,
-        typer.Option(
-            min=0,
-            max=MOST_COUNTED,
-            help="The first so many examples; 0: all.",
-            rich_help_panel=_DATA,
-        ),
+        int, _data(min=0, max=MOST_COUNTED, help="The first so many examples; 0: all.")
     ] = 1000,
-    shuffle: Annotated[
-        bool,
-        typer.Option("--shuffle", help="Examples at random, not the first.", rich_help_panel=_DATA),
-    ] = False,
-    columns: Annotated[
-        str | None,
-        typer.Option(
-            help="Which columns are meant, e.g. text=sentence,label=gold. Classification has "
-            "text, text_pair, label; tokens, labels for words; image, label for images; seq2seq "
-            "and language models input, target (or text alone); multiple choice input, choices, "
-            "label.",
-            metavar="NAMES",
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    split: Annotated[
-        str | None, typer.Option(help="Of a dataset with several.", rich_help_panel=_DATA)
-    ] = None,
-    max_length: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MOST_AT_ONCE,
-            help="Tokens to cut texts to. Default: what the model takes, at most 512.",
-            rich_help_panel=_DATA,
-        ),
-    ] = None,
-    task: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="sequence_classification, token_classification, seq2seq, causal_lm, "
-            "multiple_choice, image_classification, or a task file (YAML) that says this and "
-            "what the options here say; repeat for each model, or one for all. Default: by the "
-            "model.",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
-    head: Annotated[
-        str | None,
-        typer.Option(
-            help="File with the head's parameters, for a model stored without.",
-            metavar="FILE",
-            rich_help_panel=_MODEL,
-        ),
-    ] = None,
+    shuffle: Annotated[bool, _data("--shuffle", help="Examples at random, not the first.")] = False,
+    columns: Annotated[str | None, _data(help=_COLUMNS_HELP, metavar="NAMES")] = None,
+    split: Annotated[str | None, _data(help="Of a dataset with several.")] = None,
+    max_length: Annotated[int | None, _data(min=1, max=MOST_AT_ONCE, help=_LENGTH_HELP)] = None,
+    task: Annotated[list[str] | None, _model(help=_TASK_HELP)] = None,
+    head: Annotated[str | None, _model(help=_HEAD_HELP, metavar="FILE")] = None,
     tokenizer: Annotated[
-        str | None,
-        typer.Option(help="Folder with the tokenizer, if not the model's.", rich_help_panel=_MODEL),
+        str | None, _model(help="Folder with the tokenizer, if not the model's.")
     ] = None,
     model_dtype: Annotated[
-        str | None,
-        typer.Option(help="Dtype to run the model in. Default: as stored.", rich_help_panel=_MODEL),
+        str | None, _model(help="Dtype to run the model in. Default: as stored.")
     ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, cuda:1, ...", rich_help_panel=_MODEL)
-    ] = None,
+    device: Annotated[str | None, _model(help="cpu, cuda, cuda:1, ...")] = None,
     device_map: Annotated[
-        str | None,
-        typer.Option(
-            help="'auto' spreads a model over all devices, memory and disk.",
-            rich_help_panel=_MODEL,
-        ),
+        str | None, _model(help="'auto' spreads a model over all devices, memory and disk.")
     ] = None,
     batch_size: BatchSize = 32,
     max_tokens: MaxTokens = 4096,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=RUNNING)
-    ] = False,
+    overwrite: Annotated[bool, _running("--overwrite", help="Replace the file.")] = False,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume", help="Continue a collection that was interrupted.", rich_help_panel=RUNNING
-        ),
+        bool, _running("--resume", help="Continue a collection that was interrupted.")
     ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -197,13 +135,13 @@ def collect(
 
     With several processes: torchrun --nproc-per-node 4 -m matsmerge collect ...
     """
-    from matsmerge.statistics.collecting import Output, check_output
-    from matsmerge.statistics.data_collecting import Choice, PreparedCollection, prepare
-    from matsmerge.statistics.options import make_options
+    from matsmerge.models.kept_base import KeptBase
+    from matsmerge.statistics.collection_options import make_options
+    from matsmerge.statistics.collection_run import Output, check_output
+    from matsmerge.statistics.prepared_collection import Choice, PreparedCollection, prepare
     from matsmerge.statistics.processes import join_processes
     from matsmerge.statistics.statistics_file import parse_dtype
-    from matsmerge.tasks.kept_base import KeptBase
-    from matsmerge.tasks.model_loading import load_model
+    from matsmerge.tasks.loaded_model import load_model
 
     process = join_processes()
     quiet = quiet or not process.is_first
@@ -271,8 +209,8 @@ def collect(
         prepared = ready(i)
         if not quiet and not as_json:
             display.show_notes(prepared.notes)
-        with display.example_bar(prepared.num_examples, quiet=quiet or as_json) as bar:
-            collected = prepared.run(Output(target, dtype, resume, overwrite), bar)
+        with display.progress_bars(quiet=quiet or as_json) as bars:
+            collected = prepared.run(Output(target, dtype, resume, overwrite), bars)
         if not quiet and not as_json:
             display.show_notes(prepared.collection.notes)
         if process.is_first and as_json:
@@ -285,7 +223,7 @@ def collect(
 
 def _targets(models: list[str], out: list[Path]) -> list[Path]:
     """Where to write the statistics of each model."""
-    from matsmerge.checkpoints.opening import local_path
+    from matsmerge.checkpoints.source import local_path
     from matsmerge.engine.evidence import BESIDE
     from matsmerge.errors import RecipeError
 
@@ -334,12 +272,12 @@ def _changed_by_adapters(models: list[str]) -> tuple[list[str], bool]:
 
     To merge LoRAs that change different weights, statistics of all of these are needed.
     """
-    from matsmerge.adapters.adapter import read_adapter
-    from matsmerge.checkpoints.opening import open_checkpoint
+    from matsmerge.adapters.adapter_folder import read_adapter
+    from matsmerge.checkpoints.source import open_checkpoint
 
     adapters = [read_adapter(open_checkpoint(model)) for model in models]
     found = [a for a in adapters if a is not None]
-    weights = {w: None for a in found if a.config.kind == "lora" for w in a.weights}
+    weights = {w: None for a in found if a.kind.is_folded for w in a.weights}
     return list(weights), len(found) == len(models)
 
 
@@ -390,7 +328,7 @@ def _describe(
 
 
 def _show(collected: "Statistics", target: Path) -> None:
-    from matsmerge.engine.machine import format_bytes
+    from matsmerge.byte_sizes import format_bytes
 
     header = collected.header
     show_kinds(collected)
@@ -403,10 +341,12 @@ def _show(collected: "Statistics", target: Path) -> None:
 
 def show_kinds(collected: "Statistics") -> None:
     """What there is of each kind, and what there is not."""
+    from matsmerge.statistics.kinds import KINDS
+
     rows = []
     for kind in collected.kinds:
         lacking = collected.header.without.get(kind, {})
-        reasons = sorted({why for why in lacking.values() if why != "not a vector"})
+        reasons = sorted(set(lacking.values()) - set(KINDS[kind].expected_reasons))
         rows.append(
             (
                 kind,

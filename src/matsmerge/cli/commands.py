@@ -7,15 +7,18 @@ import typer
 
 from matsmerge.cli import (
     collect_command,
-    cost_command,
     display,
-    evaluate_command,
-    experiment_command,
     extract_command,
     inspect_command,
     merge_command,
-    report_command,
     stats_command,
+)
+from matsmerge.cli.method_flags import MergeCommand
+from matsmerge.lab.commands import (
+    cost_command,
+    evaluate_command,
+    experiment_command,
+    report_command,
     train_command,
     tune_command,
 )
@@ -35,7 +38,7 @@ app = typer.Typer(
 )
 app.command("train")(train_command.train)
 app.command("collect")(collect_command.collect)
-app.command("merge")(merge_command.merge)
+app.command("merge", cls=MergeCommand)(merge_command.merge)
 app.command("evaluate")(evaluate_command.evaluate)
 app.command("tune")(tune_command.tune)
 app.command("extract-lora")(extract_command.extract_lora)

@@ -1,7 +1,7 @@
 """What the commands show: progress, tables, notes, errors."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
-    MofNCompleteColumn,
     ProgressColumn,
     Task,
     TaskID,
@@ -20,6 +19,8 @@ from rich.progress import (
 from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
+
+from matsmerge.progress import BYTES
 
 # What users name is printed as it is: `:100:` is no emoji, and `[red]` no colour.
 _PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
@@ -35,68 +36,64 @@ class PlainColumn(TextColumn):
         super().__init__(text, markup=False)
 
 
+class _AmountColumn(ProgressColumn):
+    """How much is done: `1.2/3.4 GB`, `3/10 examples`."""
+
+    _bytes = DownloadColumn()
+
+    def render(self, task: Task) -> Text:
+        if task.fields["unit"] == BYTES:
+            return self._bytes.render(task)
+        of = "" if task.total is None else f"/{task.total:.0f}"
+        return Text(f"{task.completed:.0f}{of} {task.fields['unit']}")
+
+
+class _RateColumn(ProgressColumn):
+    """How fast it goes: bytes, or units per second."""
+
+    _bytes = TransferSpeedColumn()
+
+    def render(self, task: Task) -> Text:
+        if task.fields["unit"] == BYTES:
+            return self._bytes.render(task)
+        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+
+
 class ProgressBars:
-    """A merge's progress, one bar per stage, on standard error."""
+    """Progress on standard error: a bar for each stage, and a line for each note."""
 
     def __init__(self, bars: Bars) -> None:
         self._bars = bars
         self._current: TaskID | None = None
 
-    def stage(self, title: str, num_bytes: int) -> None:
-        self._current = self._bars.add_task(title, total=num_bytes)
+    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        self._current = self._bars.add_task(title, total=total, completed=done, unit=unit, doing="")
 
-    def advance(self, num_bytes: int) -> None:
+    def advance(self, amount: int, doing: str | None = None) -> None:
         if self._current is not None:
-            self._bars.advance(self._current, num_bytes)
+            self._bars.advance(self._current, amount)
+            if doing is not None:
+                self._bars.update(self._current, doing=doing)
+
+    def note(self, text: str) -> None:
+        if not self._bars.disable:
+            self._bars.print(text)
 
 
 @contextmanager
 def progress_bars(*, quiet: bool) -> Iterator[ProgressBars]:
-    """Show bytes, rate and time left while the block runs."""
+    """Show how far the block is, how fast it goes, and the time left."""
     columns = (
         PlainColumn("{task.description}"),
         BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
+        _AmountColumn(),
+        _RateColumn(),
+        PlainColumn("{task.fields[doing]}"),
         PlainColumn("left"),
         TimeRemainingColumn(),
     )
     with Bars(*columns, console=stderr, disable=quiet) as bars:
         yield ProgressBars(bars)
-
-
-class ExampleBar:
-    """How many examples are done."""
-
-    def __init__(self, bars: Bars, task: TaskID) -> None:
-        self._bars = bars
-        self._task = task
-
-    def advance(self, num_examples: int) -> None:
-        self._bars.advance(self._task, num_examples)
-
-
-class _RateColumn(ProgressColumn):
-    """Examples per second."""
-
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.speed:.1f}/s" if task.speed else "")
-
-
-@contextmanager
-def example_bar(num_examples: int, *, quiet: bool) -> Iterator[ExampleBar]:
-    """Show examples, their rate and the time left while the block runs."""
-    columns = (
-        PlainColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        PlainColumn("examples"),
-        _RateColumn(),
-        PlainColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=stderr, disable=quiet) as bars:
-        yield ExampleBar(bars, bars.add_task("collecting", total=num_examples))
 
 
 @contextmanager
@@ -172,24 +169,3 @@ def show_energies(layers: Mapping[str, Mapping[str, Any]]) -> None:
             "merge.json"
         )
     stdout.print(text, soft_wrap=True)
-
-
-@contextmanager
-def trial_bar(*, quiet: bool) -> Iterator[Callable[..., None]]:
-    """A bar of trials; what it yields is told of each one."""
-    bars = Bars(
-        PlainColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=stderr,
-        disable=quiet,
-    )
-    with bars:
-        task = bars.add_task("tuning", total=None)
-
-        def told(trial: Any, number: int, total: int) -> None:
-            last = "failed" if trial.failure else f"{trial.score:.4g}"
-            bars.update(task, completed=number, total=total, description=f"tuning, last {last}")
-
-        yield told

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from matsmerge.cli import display
-from matsmerge.cli.options import RUNNING, AsJson, Quiet
+from matsmerge.cli.shared_options import RUNNING, AsJson, Quiet
 from matsmerge.limits import MOST_RANK
 
 
@@ -55,12 +55,12 @@ def extract_lora(
     Each layer's change is replaced by the nearest one of that rank (singular value
     decomposition); how much of it that keeps is shown, and in merge.json for each layer.
     """
-    from matsmerge.checkpoints.opening import local_path
-    from matsmerge.engine.executor import LocalExecutor
-    from matsmerge.engine.extracting import prepare_extraction
+    from matsmerge.checkpoints.source import local_path
+    from matsmerge.engine.local_executor import LocalExecutor
+    from matsmerge.engine.lora_extraction import prepare_extraction
     from matsmerge.engine.machine import keep_freed_memory
     from matsmerge.engine.merge_file import read_merge_file
-    from matsmerge.engine.merging import merge_to_folder
+    from matsmerge.engine.merge_run import merge_to_folder
     from matsmerge.engine.output_folder import MANIFEST, check_target
 
     target = local_path(out)

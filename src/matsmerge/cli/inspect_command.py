@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from matsmerge.cli import display, stats_command, subspace_command
-from matsmerge.cli.options import RUNNING, AsJson
+from matsmerge.cli import display, stats_command
+from matsmerge.cli.shared_options import RUNNING, AsJson, option
+from matsmerge.lab.commands import subspace_command
 from matsmerge.limits import MOST_RANK
 
 if TYPE_CHECKING:
@@ -27,86 +28,68 @@ def inspect(
         str | None,
         typer.Argument(help="A second one: show the differences.", show_default=False),
     ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress.", rich_help_panel=RUNNING)
-    ] = False,
+    quiet: Annotated[bool, option("No progress.", "--quiet", "-q", panel=RUNNING)] = False,
     as_json: AsJson = False,
     subspace: Annotated[
         bool,
-        typer.Option(
+        option(
+            "Show which directions of each layer's inputs matter to which task, how much tasks "
+            "overlap, and where a merged model is from its models. Statistics alone (one file, or "
+            "two) show the first two.",
             "--subspace",
-            help="Show which directions of each layer's inputs matter to which task, how much "
-            "tasks overlap, and where a merged model is from its models. Statistics alone (one "
-            "file, or two) show the first two.",
-            rich_help_panel=_SUBSPACES,
+            panel=_SUBSPACES,
         ),
     ] = False,
     statistics: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "A task's statistics, with Gram matrices. Repeatable. Default: what the merge was made "
+            "with, or statistics.safetensors beside each model.",
             metavar="FILE",
-            help="A task's statistics, with Gram matrices. Repeatable. Default: what the merge "
-            "was made with, or statistics.safetensors beside each model.",
-            rich_help_panel=_SUBSPACES,
+            panel=_SUBSPACES,
         ),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "The model of each file of statistics, in the same order. Repeatable. Default: what "
+            "was merged.",
             metavar="MODEL",
-            help="The model of each file of statistics, in the same order. Repeatable. Default: "
-            "what was merged.",
-            rich_help_panel=_SUBSPACES,
+            panel=_SUBSPACES,
         ),
     ] = None,
     base: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Show distances relative to how far each model is from this one. Default: the merge's "
+            "base, where its models are taken too.",
             metavar="MODEL",
-            help="Show distances relative to how far each model is from this one. Default: the "
-            "merge's base, where its models are taken too.",
-            rich_help_panel=_SUBSPACES,
+            panel=_SUBSPACES,
         ),
     ] = None,
     rank: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=MOST_RANK,
-            help="Directions of each subspace, at most.",
-            rich_help_panel=_SUBSPACES,
-        ),
+        option("Directions of each subspace, at most.", min=0, max=MOST_RANK, panel=_SUBSPACES),
     ] = None,
     energy: Annotated[
         float | None,
-        typer.Option(
-            help="Or as many as hold this share of the trace. Default: 0.9.",
-            rich_help_panel=_SUBSPACES,
-        ),
+        option("Or as many as hold this share of the trace. Default: 0.9.", panel=_SUBSPACES),
     ] = None,
     layers: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "Only modules or weights that match, e.g. 'encoder.*'. Repeatable.",
             metavar="PATTERN",
-            help="Only modules or weights that match, e.g. 'encoder.*'. Repeatable.",
-            rich_help_panel=_SUBSPACES,
+            panel=_SUBSPACES,
         ),
     ] = None,
     figure: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Draw it into a .png, .svg or .html file.",
-            rich_help_panel=_SUBSPACES,
-        ),
+        option("Draw it into a .png, .svg or .html file.", metavar="FILE", panel=_SUBSPACES),
     ] = None,
     force: Annotated[
         bool,
-        typer.Option(
-            "--force",
-            help="Also with statistics of other models than these.",
-            rich_help_panel=_SUBSPACES,
-        ),
+        option("Also with statistics of other models than these.", "--force", panel=_SUBSPACES),
     ] = False,
 ) -> None:
     """Show what is in a checkpoint or a file of statistics, or how two checkpoints differ.
@@ -115,7 +98,7 @@ def inspect(
 
         mats inspect merged --subspace --figure subspaces.png
     """
-    from matsmerge.checkpoints.opening import open_checkpoint
+    from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.errors import RecipeError
     from matsmerge.statistics.statistics_file import is_statistics_file
 
@@ -145,9 +128,9 @@ def inspect(
 
 
 def _show_one(checkpoint: "Checkpoint", *, as_json: bool) -> None:
+    from matsmerge.byte_sizes import format_bytes
     from matsmerge.checkpoints.fingerprint import fingerprint
     from matsmerge.checkpoints.summary import summarize
-    from matsmerge.engine.machine import format_bytes
 
     summary = summarize(checkpoint)
     if as_json:
@@ -184,10 +167,7 @@ def _show_difference(
     from matsmerge.checkpoints.summary import compare
 
     with display.progress_bars(quiet=quiet or as_json) as bars:
-        shared = [n for n in first.specs if n in second.specs]
-        same = [n for n in shared if first.specs[n].shape == second.specs[n].shape]
-        bars.stage("comparing", sum(first.specs[n].num_bytes for n in same))
-        found = compare(first, second, bars.advance)
+        found = compare(first, second, bars)
     if as_json:
         changed = {n: d if math.isfinite(d) else None for n, d in found.changed.items()}
         print(json.dumps(asdict(found) | {"changed": changed}, indent=2))

@@ -1,22 +1,20 @@
 """What `mats merge` says: before, what it would do; after, how its layers ended."""
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matsmerge.cli import display
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
-    from matsmerge.engine.executor import LocalExecutor
-    from matsmerge.engine.parameter import Parameter
-    from matsmerge.engine.preparing import PreparedMerge
+    from matsmerge import Executor, Merged, PlannedMerge
 
 
 def show_plan(
-    prepared: "PreparedMerge",
-    executor: "LocalExecutor",
+    planned: "PlannedMerge",
+    executor: "Executor",
     out: Path | None,
     max_shard_bytes: int,
     *,
@@ -25,19 +23,25 @@ def show_plan(
     """What a merge would do, for `--dry-run`."""
     import shutil
 
-    from matsmerge.engine.machine import format_bytes
+    from matsmerge.byte_sizes import format_bytes
 
-    plan = describe(prepared, executor, max_shard_bytes)
+    plan, prepared = describe(planned, executor, max_shard_bytes), planned.prepared
     if as_json:
         print(json.dumps(plan, indent=2))
         return
-    rules: dict[str, int] = {}
-    otherwise = set(prepared.otherwise)
+    rules: Counter[str] = Counter()
+    otherwise = {p.name for p in prepared.plan.otherwise}
     for parameter in prepared.plan.parameters:
-        copied = parameter.compute_dtype is None
-        rule = "copied" if copied else _describe_method(parameter, parameter.name in otherwise)
-        rules[rule] = rules.get(rule, 0) + 1
+        method = parameter.rule.method
+        if parameter.compute_dtype is None:
+            rule = "copied"
+        elif parameter.name in otherwise:
+            rule = f"nothing to solve: {method.fallback.summary}"
+        else:
+            rule = method.summary
+        rules[rule] += 1
     methods = [(f"  {rule}", f"{num} tensors") for rule, num in rules.items()]
+    num_files = len(plan["output_files"])
     rows = [
         ("models", ", ".join(plan["models"])),
         ("tensors", f"{plan['num_tensors']:,}"),
@@ -46,10 +50,7 @@ def show_plan(
         *([("  ...", f"{len(methods) - 10} more")] if len(methods) > 10 else []),
         ("heads kept apart", f"{sum(map(len, plan['heads'].values())):,} tensors"),
         ("to read", format_bytes(plan["read_bytes"])),
-        (
-            "to write",
-            f"{format_bytes(plan['output_bytes'])} in {len(plan['output_files'])} file(s)",
-        ),
+        ("to write", f"{format_bytes(plan['output_bytes'])} in {num_files} file(s)"),
         ("peak memory, estimated", format_bytes(plan["peak_bytes"])),
         ("memory allowed", format_bytes(executor.max_bytes)),
     ]
@@ -59,59 +60,34 @@ def show_plan(
     display.show_table(("plan", ""), rows)
 
 
-def describe(
-    prepared: "PreparedMerge", executor: "LocalExecutor", max_shard_bytes: int
-) -> dict[str, Any]:
+def describe(planned: "PlannedMerge", executor: "Executor", max_shard_bytes: int) -> dict[str, Any]:
     """A merge in numbers."""
+    prepared = planned.prepared
     layout = prepared.layout(max_shard_bytes)
-    peak = prepared.plan.peak_bytes(executor.num_workers)
-    held = prepared.prefix.num_held_bytes if prepared.prefix else 0
     return {
         "models": [model.name for model in prepared.alignment.models],
         "method": prepared.recipe.method.name,
         "num_tensors": len(prepared.written),
-        "num_parameters": sum(spec.num_elements for spec in prepared.written.values()),
+        "num_parameters": planned.num_parameters,
         "num_jobs": len(prepared.plan.jobs),
         "read_bytes": prepared.plan.num_input_bytes * (2 if prepared.plan.is_measured else 1),
         "output_bytes": (layout.num_bytes + prepared.num_head_bytes) * len(prepared.models),
         "output_files": [shard.file_name for shard in layout.shards],
-        "peak_bytes": min(peak, executor.max_bytes) + prepared.plan.measuring_bytes + held,
+        "peak_bytes": planned.peak_bytes(executor),
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
         "tied": dict(prepared.alignment.tied),
-        "otherwise": prepared.otherwise,
+        "otherwise": [p.name for p in prepared.plan.otherwise],
         "notes": list(prepared.notes),
     }
 
 
-def _describe_method(parameter: "Parameter", is_otherwise: bool) -> str:
-    """What happens to a parameter, in a line."""
-    from matsmerge.methods.mats import Mats, name_of
-
-    method = parameter.rule.method
-    if not isinstance(method, Mats):
-        return repr(method)
-    if is_otherwise:
-        return f"nothing to solve: {method.otherwise}"
-
-    def short(part: str, value: "BaseModel") -> str:
-        chosen = ", ".join(f"{k}={v!r}" for k, v in value.model_dump(exclude_defaults=True).items())
-        return name_of(part, value) + (f"({chosen})" if chosen else "")
-
-    stages = (
-        f"{short('objective', stage.objective)} by {short('solver', stage.solver)}"
-        for stage in method.rounds
-    )
-    return ", then ".join([short("init", method.start), *stages])
-
-
-def show_solutions(manifest: dict[str, Any]) -> None:
+def show_solutions(merged: "Merged") -> None:
     """How the layers' systems ended, by objective; the text says what to try next."""
     from matsmerge.linalg.system import Status
 
-    ended: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for parameter in manifest["parameters"].values():
-        for report in parameter.get("solved", ()):
-            ended.setdefault((report["objective"], report["status"]), []).append(report)
+    ended: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for report in (report for reports in merged.layers.values() for report in reports):
+        ended.setdefault((report["objective"], report["status"]), []).append(report)
     for (objective, status), reports in ended.items():
         falls = sorted(
             r["objective_value"] / r["objective_of_start"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli import collect_command, display
-from matsmerge.cli.options import RUNNING, Quiet
+from matsmerge.cli.shared_options import RUNNING, Quiet
 
 if TYPE_CHECKING:
     from matsmerge.statistics.spectra import Spectrum
@@ -42,14 +42,14 @@ def combine(
     quiet: Quiet = False,
 ) -> None:
     """Add up statistics of one model on several parts of its data; each counts by its size."""
-    from matsmerge.checkpoints.opening import local_path
-    from matsmerge.statistics.collecting import check_output
-    from matsmerge.statistics.combining import combine as combine_statistics
+    from matsmerge.checkpoints.source import local_path
+    from matsmerge.statistics.collection_run import check_output
     from matsmerge.statistics.statistics_file import (
         open_statistics,
         parse_dtype,
         save_statistics,
     )
+    from matsmerge.statistics.statistics_sum import combine as combine_statistics
 
     parse_dtype(dtype)
     check_output(local_path(out), overwrite=overwrite, resume=False)
@@ -63,7 +63,7 @@ def combine(
 
 def inspect(path: str, model: str | None, *, quiet: bool, as_json: bool) -> None:
     """Show a file of statistics, or check that it is a model's."""
-    from matsmerge.checkpoints.opening import open_checkpoint
+    from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.statistics.statistics import check_belongs
     from matsmerge.statistics.statistics_file import open_statistics
 
@@ -115,7 +115,8 @@ def _matrices(
 
 
 def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
-    from matsmerge.engine.machine import format_bytes
+    from matsmerge.byte_sizes import format_bytes
+    from matsmerge.statistics.kinds import KINDS
 
     header = statistics.header
     total = sum(spec.num_bytes for spec in statistics.arrays.specs.values())
@@ -134,14 +135,10 @@ def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
         display.stdout.print(f"{name + ':':10} {value}", soft_wrap=True)
     display.stdout.print()
     collect_command.show_kinds(statistics)
-    for kind, title in (
-        ("inputs", "second moments of inputs (gram, kfac)"),
-        ("outputs", "second moments of output gradients (kfac)"),
-        ("block_fisher", "blocks of the Fisher information"),
-    ):
+    for kind in KINDS.values():
         cells = [
             (
-                key.removeprefix(f"{kind}/"),
+                key.removeprefix(f"{kind.array}/"),
                 str(len(of)),
                 str(found.dim),
                 format_bytes(num_bytes),
@@ -149,9 +146,9 @@ def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
                 "singular" if found.is_singular else f"{found.condition:.1e}",
             )
             for key, of, num_bytes, found in rows
-            if key.startswith(f"{kind}/")
+            if key.startswith(f"{kind.array}/")
         ]
-        if cells:
+        if cells and kind.title:
             columns = ("", "shared by", "dim", "size", "eff. rank", "condition")
             display.stdout.print()
-            display.show_table(columns, cells, title)
+            display.show_table(columns, cells, kind.title)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint, check_ties
-from matsmerge.adapters.adapter import PREFIX, make_adapter
-from matsmerge.adapters.adapter_config import AdapterConfig
-from matsmerge.adapters.adapter_writing import ia3_config, lora_config
+from matsmerge.adapters.adapter import PREFIX, AdapterConfig
+from matsmerge.adapters.adapter_folder import make_adapter
 from matsmerge.adapters.filled_checkpoint import FilledCheckpoint
+from matsmerge.adapters.ia3 import ia3_config
 from matsmerge.adapters.joint_space import JointSpace
-from matsmerge.adapters.lora_layer import LoraLayer
+from matsmerge.adapters.lora import LoraLayer, lora_config
 from matsmerge.checkpoints.alignment import Alignment
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
-from matsmerge.engine.inputs import Inputs, adapted
+from matsmerge.engine.merge_inputs import Inputs, adapted
 from matsmerge.errors import RecipeError
 from matsmerge.linalg.low_rank import nearest_factors
 from matsmerge.recipes.recipe import Recipe
@@ -72,7 +72,7 @@ def _vectors(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOut
     content = ia3_config(adapters, _modules_to_save(inputs, alignment))
     if inputs.writes_adapter:
         return AdapterOutput(content, {}, {})
-    config = AdapterConfig(adapters[0].config.path, "ia3", content)
+    config = AdapterConfig(adapters[0].config.path, adapters[0].kind, content)
     reference = alignment.models[0]
     specs = {name: reference.spec(name) for name in alignment.names}
     return AdapterOutput(None, {}, {}, _folding(recipe, inputs, config, specs))
@@ -159,7 +159,7 @@ def _joint(
         check_rank(recipe.rank, shapes)
         ranks = {m: min(rank, recipe.rank) for m, rank in ranks.items()}
     elif recipe.rank == "concatenate":
-        ranks = {m: sum(a.ranks().get(m, 0) for a in space.adapters) for m in ranks}
+        ranks = {m: space.num_ranks(m) for m in ranks}
     layers = [space.layer(m, rank, dtype) for m, rank in ranks.items()]
     weights = {f"{m}.weight" for m in ranks}
     others = [name for name in alignment.names if name not in weights]
@@ -191,7 +191,7 @@ def _joint(
 
     if inputs.writes_adapter:
         return AdapterOutput(content, {}, {}, Finish(specs, make))
-    config = AdapterConfig(space.adapters[0].config.path, "lora", content)
+    config = AdapterConfig(space.adapters[0].config.path, space.adapters[0].kind, content)
     folding = _folding(recipe, inputs, config, specs)
 
     def fold(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:

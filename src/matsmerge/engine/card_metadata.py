@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.errors import CheckpointError
-from matsmerge.guarded_files import read_text
-from matsmerge.strict_yaml import parse_yaml
+from matsmerge.files.guarded_files import read_text
+from matsmerge.files.strict_yaml import parse_yaml
 
 # What holds for a merge too if it holds for all models.
 _INHERITED = ("license", "language", "pipeline_tag")

@@ -9,36 +9,28 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.engine.executor import Executor
-from matsmerge.engine.progress import Progress
 from matsmerge.errors import MatsError, StatisticsError
-from matsmerge.linalg.rounding import lowest_by_rounding
+from matsmerge.linalg.rounding import may_be_second_moment
 from matsmerge.linalg.triangle import unpack_upper
-from matsmerge.methods.mats import Mats
+from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import Recipe
+from matsmerge.statistics.kinds import arrays_of, includes, kind_of
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Statistics, check_belongs
 from matsmerge.statistics.statistics_file import open_statistics
 
 BESIDE = "statistics.safetensors"  # looked for beside a model
 _LANCZOS_STEPS = 12
 _EXACT_DIM = 128
-_NEGATIVE = -1e-3  # an eigenvalue below this share of the largest is damage, or coarse rounding
 
 StatisticsSource = str | Path | Statistics
-
-# The arrays that each kind of statistics is made of.
-_ARRAYS: Mapping[str, Sequence[str]] = {
-    "gram": ("inputs", "mean"),
-    "kfac": ("inputs", "mean", "outputs"),
-    "fisher": ("fisher",),
-    "block_fisher": ("block_fisher",),
-}
 
 
 def gather_evidence(
     recipe: Recipe,
     alignment: Alignment,
-    methods: Iterable[Mats],
+    methods: Iterable[Method],
     given: Mapping[str, StatisticsSource],
     *,
     force: bool,
@@ -48,7 +40,7 @@ def gather_evidence(
     kinds = list(dict.fromkeys(kind for m in methods for kind in m.needed_statistics))
     if not kinds:
         return ()
-    held_out = any(s.solver.uses_held_out for m in methods for s in m.rounds)
+    held_out = any(method.uses_held_out for method in methods)
     problems: list[str] = []
     evidence = []
     for entry, model in zip(recipe.models, alignment.models, strict=True):
@@ -86,8 +78,7 @@ def _beside(model: AlignedModel) -> Path | None:
 def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> Iterator[str]:
     label, header = statistics.arrays.label, statistics.header
     for kind in kinds:
-        # K-FAC's input factors are Gram matrices.
-        if kind not in statistics.kinds and not (kind == "gram" and "kfac" in statistics.kinds):
+        if not includes(statistics.kinds, kind):
             yield (
                 f"{label}: has {', '.join(statistics.kinds)} and no {kind}, which the objective "
                 f"needs; collect again with --statistics {kind}"
@@ -98,7 +89,7 @@ def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> It
         elif header.sets[name].num_examples == 0:
             yield f"{label}: was collected from no examples ({name}); collect again"
     if held_out and HELD_OUT in header.sets and header.sets[HELD_OUT].num_examples > 0:
-        used = {array for kind in kinds for array in _ARRAYS[kind]}
+        used = arrays_of(kinds)
         arrays = (name.split("/", 1) for name in header.forms)
         own = [rest for of, rest in arrays if of == MAIN and rest.split("/")[0] in used]
         missing = [rest for rest in own if f"{HELD_OUT}/{rest}" not in header.forms]
@@ -124,10 +115,10 @@ class _Check:
 
 
 def check_values(
-    evidence: Sequence[Evidence], methods: Iterable[Mats], executor: Executor, progress: Progress
+    evidence: Sequence[Evidence], methods: Iterable[Method], executor: Executor, progress: Progress
 ) -> None:
     """Read what the methods use once: all of it finite, no second moment clearly negative."""
-    used = {array for m in methods for kind in m.needed_statistics for array in _ARRAYS[kind]}
+    used = arrays_of(kind for m in methods for kind in m.needed_statistics)
     checks = [
         _Check(one, name, spec.num_bytes)
         for one in evidence
@@ -155,14 +146,14 @@ def _check(check: _Check) -> tuple[list[str], int]:
         problems.append(f"{label}: array '{check.name}' holds {bad}; {advice}")
     else:
         form = statistics.header.forms.get(check.name)
-        kind = check.name.split("/")[1]
+        kind = kind_of(check.name.split("/")[1])
         if form == "symmetric":
             lowest = lowest_eigenvalue(unpack_upper(values))
-        elif form == "diagonal" or kind == "fisher":
+        elif form == "diagonal" or (kind is not None and kind.is_diagonal):
             lowest = float(values.min()) / (float(values.abs().max()) or 1.0)
         else:
             lowest = 0.0
-        if lowest < min(_NEGATIVE, lowest_by_rounding(values.dtype)):
+        if not may_be_second_moment(lowest, values.dtype):
             problems.append(
                 f"{label}: array '{check.name}' has an eigenvalue of {lowest:.2g} times its "
                 f"largest, but a second moment has none below zero; {advice}"

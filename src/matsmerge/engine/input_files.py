@@ -11,12 +11,12 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from matsmerge.adapters.adapter_config import CONFIG
+from matsmerge.adapters.adapter import CONFIG
 from matsmerge.checkpoints.input_file import InputFile, digest, look_at
 from matsmerge.engine.executor import Executor
-from matsmerge.engine.preparing import PreparedMerge
-from matsmerge.engine.progress import Progress
+from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import CheckpointError, OutputError, ResourceError
+from matsmerge.progress import Progress
 
 _DIGEST_BYTES = 2_000_000  # of memory, whatever the file's size
 

@@ -3,12 +3,9 @@
 import hashlib
 import json
 import math
-import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from matsmerge.checkpoints.checkpoint import dtype_name
 from matsmerge.checkpoints.fingerprint import fingerprint
@@ -16,12 +13,12 @@ from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.layout import Layout
 from matsmerge.engine.model_card import public_recipe
-from matsmerge.engine.preparing import PreparedMerge
+from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.worker import Receipt
-from matsmerge.methods import method_name
-from matsmerge.methods.method import Measured
+from matsmerge.files.whole_outputs import whole_file
+from matsmerge.methods.site import Measured
 from matsmerge.recipes.rules import Rule
-from matsmerge.version import __version__
+from matsmerge.version import __version__, versions
 
 
 def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
@@ -89,11 +86,11 @@ def make_manifest(
     energies: dict[str, float] = {}
     for job in prepared.plan.jobs:
         receipt = finished[job.index]
-        solved |= receipt.solved
+        solved |= receipt.reports
         energies |= receipt.energies
         for name, square in zip(job.names, receipt.squares, strict=True):
             squares[name] = squares.get(name, 0.0) + square
-    otherwise = set(prepared.otherwise)
+    otherwise = {p.name for p in prepared.plan.otherwise}
     lora = kept or {
         p.lora.module: {"rank": p.lora.rank, "energy": energies[p.name]}
         for p in prepared.plan.parameters
@@ -101,11 +98,7 @@ def make_manifest(
     }
     return {
         "format": 1,
-        "versions": {
-            "matsmerge": __version__,
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-        },
+        "versions": versions("torch", "python"),
         "recipe": public_recipe(prepared.recipe),
         "inputs": inputs,
         "notes": public_notes(prepared),
@@ -133,7 +126,7 @@ def make_manifest(
 
 def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
     """Residual and objective of every layer, system and iteration, one line of JSON for each."""
-    with path.open("w") as file:
+    with whole_file(path) as file:
         for name, parameter in manifest["parameters"].items():
             for report in parameter.get("solved", ()):
                 values = report.get("objective_values", ())
@@ -148,13 +141,13 @@ def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
                         "objective_value": values[i],
                         **({"held_out_value": held_out[i]} if held_out else {}),
                     }
-                    file.write(json.dumps(line) + "\n")
+                    file.write(f"{json.dumps(line)}\n".encode())
 
 
 def _describe_rule(rule: Rule, names: list[str | None]) -> dict[str, Any]:
     return {
-        "method": method_name(rule.method),
-        **rule.method.model_dump(mode="json"),
+        "method": rule.method.name,
+        **{k: v for k, v in rule.method.model_dump(mode="json").items() if k != "name"},
         "weights": dict(zip(names, rule.weights, strict=True)),
         **(
             {"densities": dict(zip(names, rule.densities, strict=True))}

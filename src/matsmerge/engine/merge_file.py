@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from matsmerge.errors import CheckpointError, DataError, MatsError
-from matsmerge.guarded_files import Content, Count, Numbers, parse_as, read_json
+from matsmerge.files.guarded_files import Content, Count, Numbers, parse_as, read_json
 
 # Most are residuals, one for each layer and iteration; a value is at most a line of 30 bytes.
 MAX_VALUES, MAX_BYTES = 8_000_000, 256 * 2**20

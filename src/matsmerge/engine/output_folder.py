@@ -1,10 +1,9 @@
 """The output folder: complete or absent.
 
-Beside the output there is a hidden folder `.NAME.partial` while it is made:
+Beside the output there is a hidden folder while it is made (see `files.whole_outputs`), in it
 
     journal.jsonl  what this is a merge of; finished jobs, once their bytes have reached the disk
     output/        becomes the output; its manifest `merge.json` is written last
-    replaced/      what was under the output's name before, until the new one is there
 
 A run that is killed can be resumed, whenever that was:
 
@@ -21,7 +20,6 @@ the first to go where everything is deleted: a journal never speaks of files tha
 
 import contextlib
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -31,15 +29,15 @@ import torch
 from torch import Tensor
 
 from matsmerge.engine.input_files import InputFiles
-from matsmerge.engine.journal import JournalWriter, read_journal
+from matsmerge.engine.journal import Journal, read_journal
 from matsmerge.engine.layout import Layout, Shard
-from matsmerge.engine.machine import format_bytes
 from matsmerge.engine.worker import Receipt
 from matsmerge.errors import MatsError, OutputError
-from matsmerge.whole_folder import hold, is_vacant, name_problems, put_in_place, sync
+from matsmerge.files.output_place import check_folder, check_room
+from matsmerge.files.whole_outputs import StagedFolder, staging_path, writing
 
 MANIFEST = "merge.json"
-_JOURNAL, _OUTPUT, _REPLACED = "journal.jsonl", "output", "replaced"
+_JOURNAL = "journal.jsonl"
 _SYNC_JOBS = 4  # finished jobs are noted in the journal about this often
 
 
@@ -48,8 +46,19 @@ class ShardFiles:
 
     def __init__(self, folder: Path, layout: Layout) -> None:
         self.folder = folder
+        self._shards = layout.shards
         self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
         self._descriptors: dict[str, int] = {}
+
+    def create(self) -> None:
+        """Make all files, with their headers and of their final size."""
+        self.folder.mkdir(exist_ok=True)
+        for shard in self._shards:
+            file = self.descriptor(shard)
+            # Not allocated in advance: writing into allocated blocks is several times slower.
+            os.ftruncate(file, shard.num_bytes)
+            os.pwrite(file, shard.header, 0)
+            os.fsync(file)
 
     def write(self, name: str, start: int, values: Tensor) -> None:
         """Put a tensor's elements from `start` on where they belong."""
@@ -92,8 +101,9 @@ class OutputFolder:
         self.identity = identity
         self.inputs = inputs
         self._num_pieces = num_pieces  # of each job
-        self.staging = staging_path(target)
-        self.path = self.staging / _OUTPUT
+        self._staged = StagedFolder(target, "merge")
+        self.staging, self.path = self._staged.path, self._staged.output
+        self._journal_path = self.staging / _JOURNAL
         self.is_there = False  # a run that was killed had come to the end
         self.finished: dict[int, Receipt] = {}
         self.measured: dict[str, Any] | None = None
@@ -102,46 +112,35 @@ class OutputFolder:
         self._syncer = ThreadPoolExecutor(1)
         self._syncing: Future[None] | None = None
         self._unsynced: list[int] = []
-        self._journal: JournalWriter | None = None
-        self._lock: int | None = None
+        self._journal: Journal | None = None
 
     def open(self, *, resume: bool) -> None:
         """Begin, or continue where a run with the same inputs and recipe was interrupted."""
         is_new = not self.staging.exists()
         try:
-            self.staging.mkdir(parents=True, exist_ok=True)
-            self._lock = hold(self.staging)
-            if resume and not is_new:
-                self._continue()
-            else:
-                self._begin()
-        except BlockingIOError as error:
-            self._close()
-            raise OutputError(f"{self.target}: another merge is writing it just now") from error
-        except OSError as error:
-            self.discard() if is_new else self._close()
-            raise OutputError(f"{self.staging}: cannot be written ({error.strerror})") from error
+            self._staged.open()
+            with writing(self.staging):
+                self._continue() if resume and not is_new else self._begin()
+        except OutputError:
+            # Of a run that has just begun there is nothing to continue.
+            self.discard() if is_new and self._staged.is_open else self._close()
+            raise
         except MatsError:
             self._close()
             raise
 
     def _begin(self) -> None:
-        for left_over in sorted(self.staging.iterdir(), key=lambda path: path.name != _JOURNAL):
-            is_folder = left_over.is_dir() and not left_over.is_symlink()
-            shutil.rmtree(left_over) if is_folder else left_over.unlink()
+        self._staged.clear(first=_JOURNAL)
         self.path.mkdir()
-        for files, shard in self._files():
-            files.folder.mkdir(exist_ok=True)
-            file = files.descriptor(shard)
-            # Not allocated in advance: writing into allocated blocks is several times slower.
-            os.ftruncate(file, shard.num_bytes)
-            os.pwrite(file, shard.header, 0)
-            os.fsync(file)
-        journal = self.staging / _JOURNAL
-        self._journal = JournalWriter.begin(journal, self.identity, self.inputs.notes())
+        for files in self.shards.values():
+            files.create()
+        notes = [note.model_dump() for note in self.inputs.notes()]
+        self._journal = Journal.begin(
+            self._journal_path, {"identity": self.identity, "inputs": notes}
+        )
 
     def _continue(self) -> None:
-        noted = read_journal(self.staging / _JOURNAL)
+        noted = read_journal(self._journal_path)
         if noted is None:
             self._begin()  # it was stopped before it had begun
             return
@@ -152,8 +151,7 @@ class OutputFolder:
             )
         if is_finished(self.target):
             self.is_there = True
-            _tidy(self.staging)
-            self._close()
+            self._close(tidy=True)
             return
         self.inputs.check_noted(noted.inputs)
         for files, shard in self._files():
@@ -163,11 +161,11 @@ class OutputFolder:
         for job, receipt in noted.finished.items():
             if len(receipt.squares) != self._num_pieces.get(job):
                 raise OutputError(
-                    f"{self.staging / _JOURNAL}: job {job} does not fit the merge; start with "
+                    f"{self._journal_path}: job {job} does not fit the merge; start with "
                     "--overwrite"
                 )
         self.finished, self.measured = noted.finished, noted.measured
-        self._journal = JournalWriter.resume(self.staging / _JOURNAL, noted)
+        self._journal = Journal.resume(self._journal_path, noted.num_bytes)
 
     def note_measured(self, measured: Mapping[str, Any]) -> None:
         """Remember measurements for a run that resumes this one."""
@@ -207,21 +205,15 @@ class OutputFolder:
             if self.layout.index_name and self.layout.index:
                 (files.folder / self.layout.index_name).write_text(self.layout.index)
         (self.path / MANIFEST).write_text(manifest)
-        for path in (*self.path.rglob("*"), self.path):
-            sync(path)
-        replaced = self.staging / _REPLACED
-        if replaced.exists():
-            shutil.rmtree(replaced)
-        put_in_place(self.path, self.target, replaced)
-        _tidy(self.staging)
-        self._close()  # holding the lock until here keeps others from emptying the folder
+        self._staged.put_in_place()
+        self._close(tidy=True)
 
     def discard(self) -> None:
         """Leave nothing behind."""
-        self._close()
+        self._syncer.shutdown()  # so that nothing is noted any more
         with contextlib.suppress(OSError):
-            (self.staging / _JOURNAL).unlink(missing_ok=True)
-        shutil.rmtree(self.staging, ignore_errors=True)
+            self._journal_path.unlink(missing_ok=True)
+        self._close(tidy=True)
 
     def close(self) -> None:
         """Leave everything for another run to resume."""
@@ -232,102 +224,39 @@ class OutputFolder:
             self._start_sync().result()
         self._close()
 
-    def _close(self) -> None:
+    def _close(self, *, tidy: bool = False) -> None:
         self._syncer.shutdown()
         for files in self.shards.values():
             files.close()
-        if self._journal is not None:
-            self._journal.close()
-            self._journal = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-
-def staging_path(target: Path) -> Path:
-    """Where an output is written until it is complete."""
-    return target.with_name(f".{target.name}.partial")
+        self._journal = None
+        # The journal goes last: it says of which output the rest is.
+        self._staged.discard(last=_JOURNAL) if tidy else self._staged.close()
 
 
 def is_finished(target: Path) -> bool:
     """Has a run put its output in place, and was killed before it could tidy up?"""
-    staging = staging_path(target)
-    is_ours = (staging / _JOURNAL).is_file() and not (staging / _OUTPUT).exists()
-    return is_ours and (target / MANIFEST).is_file()
+    staged = StagedFolder(target, "merge")
+    is_ours = (staged.path / _JOURNAL).is_file() and not staged.output.exists()
+    return is_ours and is_merge(target)
 
 
-def _is_interrupted(target: Path) -> bool:
-    """Is there anything that a run could continue, or that somebody might miss?"""
-    staging = staging_path(target)
-    if not staging.exists() or is_finished(target):
-        return False
-    return not staging.is_dir() or any(p.name != _REPLACED for p in staging.iterdir())
-
-
-def _tidy(staging: Path) -> None:
-    """Remove what is left when the output is in place; the journal last, it says of which."""
-    shutil.rmtree(staging / _REPLACED, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        (staging / _JOURNAL).unlink(missing_ok=True)
-        staging.rmdir()
+def is_merge(folder: Path) -> bool:
+    """Does a folder hold the output of a merge?"""
+    return (folder / MANIFEST).is_file()
 
 
 def check_target(
     target: Path, num_bytes: int, inputs: Mapping[str, Path], *, overwrite: bool, resume: bool
 ) -> None:
     """Refuse an output that must not or cannot be written, before any work."""
-    try:
-        problems = list(_target_problems(target, num_bytes, inputs, overwrite, resume))
-    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
-        reason = getattr(error, "strerror", None) or error
-        problems = [f"{target}: cannot be written to ({reason}); choose another --out"]
-    if problems:
-        raise OutputError(problems)
-
-
-def check_new_file(path: Path, *, overwrite: bool) -> None:
-    """Refuse a file that cannot or must not be written."""
-    if problems := name_problems(path):
-        raise OutputError(problems)
-    if path.is_dir() or (path.exists() and not overwrite):
-        raise OutputError(
-            f"{path}: exists already; choose another file, or replace it with --overwrite"
-        )
-    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
-        raise OutputError(f"{path.parent}: is not a folder that can be written to")
-
-
-def _target_problems(
-    target: Path, num_bytes: int, inputs: Mapping[str, Path], overwrite: bool, resume: bool
-) -> Iterator[str]:
-    if problems := name_problems(target):
-        yield from problems
-        return
-    if not target.name or target.is_symlink():
-        yield f"{target}: is not the name of a folder to make; choose another --out"
-        return
-    place, staging = target.resolve(), staging_path(target)
-    for label, used in inputs.items():
-        if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
-            yield f"{target}: overlaps with the input {label}; choose another --out"
-            return
-    if not is_vacant(target):
-        if not (target / MANIFEST).is_file():
-            yield f"{target}: exists and is not a merge of ours; choose another --out"
-        elif not (overwrite or (resume and is_finished(target))):
-            yield f"{target}: exists already; replace it with --overwrite"
-    if _is_interrupted(target) and not (overwrite or resume):
-        yield (
-            f"{target}: an earlier merge was interrupted; continue it with --resume, "
-            "or start anew with --overwrite"
-        )
-    parent = next(p for p in place.parents if p.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        yield f"{parent}: cannot be written to; choose another --out"
-    elif not (resume and staging.exists()):
-        free = shutil.disk_usage(parent).free
-        if free < num_bytes:
-            yield (
-                f"{parent}: not enough disk space, {format_bytes(num_bytes)} needed and "
-                f"{format_bytes(free)} free"
-            )
+    check_folder(
+        target,
+        "merge",
+        is_merge,
+        inputs=inputs,
+        overwrite=overwrite,
+        resume=resume,
+        is_finished=is_finished,
+    )
+    if not (resume and staging_path(target).exists()):
+        check_room(target, num_bytes)

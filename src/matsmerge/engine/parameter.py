@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from matsmerge.adapters.lora_layer import LoraLayer
+from matsmerge.adapters.lora import LoraLayer
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.recipes.rules import Rule
 
@@ -22,6 +22,11 @@ class Parameter:
     rule: Rule
     written_as: str | None = None
     lora: LoraLayer | None = None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it holds numbers that are merged, and not copied."""
+        return self.compute_dtype is not None and self.spec.num_elements > 0
 
     @property
     def written(self) -> dict[str, TensorSpec]:

@@ -8,11 +8,11 @@ import torch
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.engine.adapter_output import AdapterOutput
-from matsmerge.engine.layers import Layer, find_layers
 from matsmerge.engine.parameter import Parameter
-from matsmerge.methods.method import BLOCK_ELEMENTS
+from matsmerge.errors import StatisticsError
+from matsmerge.methods.layer import Layer
 from matsmerge.methods.objectives.objective import Evidence
-from matsmerge.methods.passthrough import Passthrough
+from matsmerge.methods.site import BLOCK_ELEMENTS, Grain
 from matsmerge.recipes.rules import Rule
 
 # Fixed, so that an interrupted merge can be resumed under another memory budget.
@@ -23,8 +23,6 @@ _SCRATCH_BLOCKS = 12
 _WORKER_BYTES = 24_000_000
 # Layers that share their matrices and are solved one after the other by one worker.
 _LAYERS_TOGETHER = 8
-# Tensors of a layer's size, and matrices of its inputs', that solving holds at once (measured).
-_ITERATES, _MATRICES = 12, 9
 # Tensors of a weight's size, and second moments of its shorter side, that factoring holds at once.
 _CHANGES, _MOMENTS = 4, 4
 # What ranking a model's entries collects: a sliver of them, as a value and a count each.
@@ -32,43 +30,41 @@ _COLLECTED_SHARE, _COLLECTED_BYTES = 0.02, 16
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Elements of one parameter; `start` is a multiple of `BLOCK_ELEMENTS`."""
+class PlannedSite:
+    """A site that will be merged: elements of one parameter, or all parameters of a layer.
 
-    parameter: Parameter
+    A stretch may be longer than a block here; its `start` is a multiple of `BLOCK_ELEMENTS`.
+    """
+
+    parameters: tuple[Parameter, ...]
     start: int
     stop: int
+    layer: Layer | None = None
+
+    @property
+    def parameter(self) -> Parameter:
+        return self.parameters[0]
+
+    @property
+    def grain(self) -> Grain:
+        method = self.parameter.rule.method
+        return Grain.LAYER if self.layer else method.fallback.grain
 
 
 @dataclass(frozen=True)
 class Job:
-    """Pieces that are merged together, and the memory that takes."""
+    """Sites that are merged one after the other by one worker, and the memory that takes."""
 
     index: int
     first_element: int  # counted over all jobs
-    pieces: tuple[Piece, ...]
+    sites: tuple[PlannedSite, ...]
     num_input_bytes: int
     peak_bytes: int
 
     @property
     def names(self) -> list[str]:
-        """The parameter of each piece."""
-        return [piece.parameter.name for piece in self.pieces]
-
-
-@dataclass(frozen=True)
-class SolveJob:
-    """Layers that share the matrices of their systems, and the memory that solving one takes."""
-
-    index: int
-    layers: tuple[Layer, ...]
-    num_input_bytes: int
-    peak_bytes: int
-
-    @property
-    def names(self) -> list[str]:
-        """All parameters, layer by layer."""
-        return [p.name for layer in self.layers for p in layer.parameters]
+        """All parameters, site by site."""
+        return [p.name for site in self.sites for p in site.parameters]
 
 
 @dataclass(frozen=True)
@@ -76,9 +72,25 @@ class Plan:
     """All jobs of a merge, and all that is measured before them."""
 
     parameters: tuple[Parameter, ...]
-    jobs: tuple[Job | SolveJob, ...]
+    jobs: tuple[Job, ...]
     measured_together: tuple[tuple[Parameter, ...], ...]  # groups measured over the model
     measured_alone: tuple[Parameter, ...]
+
+    @property
+    def layers(self) -> list[Layer]:
+        """Everything that is merged as a layer."""
+        return [site.layer for job in self.jobs for site in job.sites if site.layer]
+
+    @property
+    def otherwise(self) -> list[Parameter]:
+        """Parameters whose method merges layers, but has none for them."""
+        layered = {name for layer in self.layers for name in layer.parameters}
+        return [
+            p
+            for p in self.parameters
+            if p.rule.method.grain is Grain.LAYER and p.compute_dtype is not None
+            if p.name not in layered
+        ]
 
     @property
     def written(self) -> dict[str, TensorSpec]:
@@ -131,7 +143,7 @@ def make_plan(
     Of a LoRA only the layers it has are merged and written. All parameters are measured.
     """
     parameters: list[Parameter] = []
-    names, layers = (output.names, output.layers) if output else ({}, {})
+    names, loras = (output.names, output.layers) if output else ({}, {})
     for name in alignment.names:
         spec = alignment.models[0].spec(name)
         computed: torch.dtype | None = None
@@ -139,14 +151,14 @@ def make_plan(
             computed = compute_dtype(model.spec(name).dtype for model in alignment.everyone)
             spec = TensorSpec(dtype or spec.dtype, spec.shape)
         parameters.append(
-            Parameter(name, spec, computed, rules[name], names.get(name), layers.get(name))
+            Parameter(name, spec, computed, rules[name], names.get(name), loras.get(name))
         )
 
     together: dict[object, list[Parameter]] = {}
     alone: list[Parameter] = []
     for parameter in parameters:
         method = parameter.rule.method
-        if parameter.compute_dtype is None or parameter.spec.num_elements == 0:
+        if not parameter.is_merged:
             continue
         if method.measured_over == "model":
             # Parameters that only differ in, say, their scale are still ranked together.
@@ -154,71 +166,102 @@ def make_plan(
             together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)
-    if layers:
+    if loras:
         parameters = [p for p in parameters if p.lora is not None or p.written_as is not None]
-    systems = find_layers(parameters, evidence)
-    solved = {p.name for layer in systems for p in layer.parameters}
-    solving = list(make_solve_jobs(systems, alignment, num_kept))
-    others = [p for p in parameters if p.name not in solved]
+    layers = find_layers(parameters, evidence)
+    by_name = {p.name: p for p in parameters}
+    layered = {name for layer in layers for name in layer.parameters}
+    first = list(make_layer_jobs(layers, by_name, alignment, num_kept))
+    others = [p for p in parameters if p.name not in layered]
     return Plan(
         tuple(parameters),
-        (*solving, *make_jobs(others, alignment, len(solving))),
+        (*first, *make_jobs(others, alignment, len(first))),
         tuple(map(tuple, together.values())),
         tuple(alone),
     )
 
 
+def find_layers(parameters: Sequence[Parameter], evidence: Sequence[Evidence]) -> list[Layer]:
+    """The layers of all methods that merge such; every problem at once."""
+    by_name = {p.name: p for p in parameters}
+    of_rules: dict[Rule, list[str]] = {}
+    for parameter in parameters:
+        of_rules.setdefault(parameter.rule, []).append(parameter.name)
+    layers: list[Layer] = []
+    problems: list[str] = []
+    for rule, names in of_rules.items():
+        try:
+            layers += rule.method.layers(dict.fromkeys(names), by_name, evidence)
+        except StatisticsError as error:
+            problems += error.problems
+    if problems:
+        raise StatisticsError(list(dict.fromkeys(problems)))
+    return layers
+
+
 def read_by(parameter: Parameter, alignment: Alignment) -> tuple[AlignedModel, ...]:
     """The models a parameter's method reads."""
     method = parameter.rule.method
-    if isinstance(method, Passthrough):
-        return tuple(m for m in alignment.everyone if m.name == method.model)
+    if method.only_model is not None:
+        return tuple(m for m in alignment.everyone if m.name == method.only_model)
     return alignment.everyone if method.reads_base else alignment.models
 
 
 def make_jobs(
     parameters: Sequence[Parameter], alignment: Alignment, index: int = 0
 ) -> Iterator[Job]:
-    """Cut parameters into pieces and gather pieces into jobs of about the same size."""
-    pieces: list[Piece] = []
+    """Cut parameters into sites and gather these into jobs of about the same size."""
+    sites: list[PlannedSite] = []
     num_elements = first_element = 0
     for parameter in parameters:
+        # Factors are those of a whole weight.
+        is_whole = parameter.lora is not None or _is_tensor_merged(parameter)
         start = 0
         while True:
             room = max(
                 BLOCK_ELEMENTS, (JOB_ELEMENTS - num_elements) // BLOCK_ELEMENTS * BLOCK_ELEMENTS
             )
-            if parameter.lora is not None:
-                room = parameter.spec.num_elements  # factors are those of a whole weight
+            if is_whole:
+                room = parameter.spec.num_elements
             stop = min(start + room, parameter.spec.num_elements)
-            pieces.append(Piece(parameter, start, stop))
+            sites.append(PlannedSite((parameter,), start, stop))
             num_elements += stop - start
             if num_elements >= JOB_ELEMENTS:
-                yield _job(index, first_element, pieces, alignment)
+                yield _job(index, first_element, sites, alignment)
                 index += 1
                 first_element += num_elements
-                pieces, num_elements = [], 0
+                sites, num_elements = [], 0
             start = stop
             if stop == parameter.spec.num_elements:
                 break
-    if pieces:
-        yield _job(index, first_element, pieces, alignment)
+    if sites:
+        yield _job(index, first_element, sites, alignment)
 
 
-def _job(index: int, first_element: int, pieces: list[Piece], alignment: Alignment) -> Job:
-    scratch = max(
-        min(p.stop - p.start, BLOCK_ELEMENTS) * (p.parameter.compute_dtype or torch.int8).itemsize
-        for p in pieces
-    )
+def _is_tensor_merged(parameter: Parameter) -> bool:
+    return parameter.is_merged and parameter.rule.method.fallback.grain is Grain.TENSOR
+
+
+def _job(index: int, first_element: int, sites: Sequence[PlannedSite], alignment: Alignment) -> Job:
     inputs = sum(
-        (p.stop - p.start) * model.spec(p.parameter.name).dtype.itemsize
-        for p in pieces
-        for model in read_by(p.parameter, alignment)
+        (s.stop - s.start) * model.spec(s.parameter.name).dtype.itemsize
+        for s in sites
+        for model in read_by(s.parameter, alignment)
     )
-    num_blocks = _SCRATCH_BLOCKS + len(alignment.models)
-    factoring = max((_factoring_bytes(p.parameter) for p in pieces), default=0)
-    peak = _WORKER_BYTES + num_blocks * scratch + factoring
-    return Job(index, first_element, tuple(pieces), inputs, peak)
+    peak = max(_site_bytes(site.parameter, site, len(alignment.models)) for site in sites)
+    return Job(index, first_element, tuple(sites), inputs, _WORKER_BYTES + peak)
+
+
+def _site_bytes(parameter: Parameter, site: PlannedSite, num_models: int) -> int:
+    """Memory that merging a stretch or a tensor takes."""
+    if _is_tensor_merged(parameter):
+        method = parameter.rule.method.fallback
+        merging = method.tensor_bytes(parameter.spec.shape, num_models)
+    else:
+        size = min(site.stop - site.start, BLOCK_ELEMENTS)
+        item = (parameter.compute_dtype or torch.int8).itemsize
+        merging = (_SCRATCH_BLOCKS + num_models) * size * item
+    return merging + _factoring_bytes(parameter)
 
 
 def _factoring_bytes(parameter: Parameter) -> int:
@@ -229,49 +272,41 @@ def _factoring_bytes(parameter: Parameter) -> int:
     return 8 * (_CHANGES * parameter.spec.num_elements + _MOMENTS * side * side)
 
 
-def make_solve_jobs(
-    layers: Sequence[Layer], alignment: Alignment, num_kept: int
-) -> Iterator[SolveJob]:
+def make_layer_jobs(
+    layers: Sequence[Layer],
+    parameters: Mapping[str, Parameter],
+    alignment: Alignment,
+    num_kept: int,
+) -> Iterator[Job]:
     """Gather layers that share matrices; the largest jobs come first, so that none is left over."""
     groups: dict[object, list[Layer]] = {}
     for layer in layers:
-        groups.setdefault(layer.shares, []).append(layer)
+        rule = parameters[layer.name].rule
+        groups.setdefault((rule, layer.sharing) if layer.sharing else layer.name, []).append(layer)
     chunks = [
         tuple(group[i : i + _LAYERS_TOGETHER])
         for group in groups.values()
         for i in range(0, len(group), _LAYERS_TOGETHER)
     ]
-    sizes = [max(_solving_bytes(layer, alignment, num_kept) for layer in c) for c in chunks]
+
+    def peak_bytes(layer: Layer) -> int:
+        own, num_models = [parameters[n] for n in layer.parameters], len(alignment.models)
+        init = own[0].rule.method.tensor_bytes(own[0].spec.shape, num_models)
+        return layer.peak_bytes(num_models, num_kept) + init + max(map(_factoring_bytes, own))
+
+    sizes = [max(map(peak_bytes, chunk)) for chunk in chunks]
     order = sorted(range(len(chunks)), key=lambda i: -sizes[i] * len(chunks[i]))
     for index, i in enumerate(order):
+        sites = [
+            PlannedSite(own, 0, own[0].spec.num_elements, layer)
+            for layer in chunks[i]
+            for own in [tuple(parameters[n] for n in layer.parameters)]
+        ]
         inputs = sum(
             model.spec(p.name).num_bytes
-            for layer in chunks[i]
-            for p in layer.parameters
+            for site in sites
+            for p in site.parameters
             for model in read_by(p, alignment)
         )
-        inputs += sum(r.found.num_bytes for layer in chunks[i] for r in layer.rounds)
-        yield SolveJob(index, chunks[i], inputs, _WORKER_BYTES + sizes[i])
-
-
-def _solving_bytes(layer: Layer, alignment: Alignment, num_kept: int) -> int:
-    """Memory that solving a layer takes at most, an upper guess from its shapes."""
-    peak = 0
-    num_values = sum(p.spec.num_elements for p in layer.parameters)
-    for one in layer.rounds:
-        d, o = one.found.num_inputs, one.found.num_outputs
-        groups = one.found.view.num_groups
-        iterates = (_ITERATES + num_kept) * 8 * groups * d * o
-        of_inputs = groups * d * d if one.found.is_dense else 0
-        if one.stage.objective.statistic == "kfac":
-            # Factors as they are, and turned; of the held-out set as well.
-            num_sets = 2 if one.stage.solver.uses_held_out else 1
-            num_matrices = 2 * num_sets * len(alignment.models) + _MATRICES
-            matrices = 8 * num_matrices * (groups * o * o + of_inputs)
-        elif of_inputs or one.stage.solver.needs_matrix:
-            matrices = 8 * _MATRICES * groups * d * d
-        else:
-            matrices = one.found.num_bytes
-        peak = max(peak, iterates + matrices)
-    peak += 8 * (2 + num_kept) * num_values
-    return peak + max(map(_factoring_bytes, layer.parameters))
+        inputs += sum(layer.num_statistics_bytes for layer in chunks[i])
+        yield Job(index, 0, tuple(sites), inputs, _WORKER_BYTES + sizes[i])

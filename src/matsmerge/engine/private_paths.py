@@ -10,10 +10,10 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.opening import local_path
-from matsmerge.engine.preparing import PreparedMerge
+from matsmerge.checkpoints.source import local_path
+from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import DataError
-from matsmerge.guarded_files import read_json_as
+from matsmerge.files.guarded_files import read_json_as
 
 PRIVATE = ".paths.json"
 

@@ -1,9 +1,9 @@
-"""What happens to a job: read blocks, merge or measure them, round the result."""
+"""What happens to a job: read its sites, merge or measure them, write the rounded values."""
 
 import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,14 +13,13 @@ from torch import Tensor
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, dtype_name
 from matsmerge.engine.parameter import Parameter
-from matsmerge.engine.plan import Job, Piece, SolveJob, read_by
-from matsmerge.engine.solving import LayerSolver
-from matsmerge.errors import NonFiniteError, StatisticsError
+from matsmerge.engine.plan import Job, PlannedSite, read_by
+from matsmerge.errors import NonFiniteError
 from matsmerge.linalg.low_rank import nearest_factors
-from matsmerge.methods.mats import Mats
-from matsmerge.methods.method import BLOCK_ELEMENTS, Measured, Pass, Site, Task
+from matsmerge.methods.layer import LayerWork
+from matsmerge.methods.method import Pass, merge_whole, values_of
 from matsmerge.methods.objectives.objective import Evidence
-from matsmerge.methods.passthrough import Passthrough
+from matsmerge.methods.site import BLOCK_ELEMENTS, Grain, Measured, MergedSite, Site, Task
 
 
 class Sink(Protocol):
@@ -34,18 +33,18 @@ Sinks = Mapping[int | None, Sink]
 FINAL = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class Receipt:
-    """A job's word that its values have been written.
+    """What is known of a job once all of its values have been written.
 
-    With the sum of squares of each piece, what there is to say of each layer that was solved, and
-    the share of its change that each layer of a LoRA keeps.
+    The sum of squares of each parameter of each site, what methods reported on parameters, and the
+    share of its change that each layer of a LoRA keeps.
     """
 
     job_index: int
-    squares: tuple[float, ...]
-    solved: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
-    energies: Mapping[str, float] = field(default_factory=dict)
+    squares: list[float] = field(default_factory=list)
+    reports: dict[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    energies: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,65 +55,81 @@ class Worker:
     allow_nonfinite: bool
     evidence: tuple[Evidence, ...] = ()
 
-    def merge(self, job: Job | SolveJob, measured: Mapping[str, Measured], sinks: Sinks) -> Receipt:
-        """Merge all pieces of a job into sinks."""
+    def merge(self, job: Job, measured: Mapping[str, Measured], sinks: Sinks) -> Receipt:
+        """Merge all sites of a job into sinks."""
         self._prefetch(job)
-        if isinstance(job, SolveJob):
-            return self._solve(job, measured, sinks)
-        energies: dict[str, float] = {}
-        squares = [
-            self._merge_piece(p, measured.get(p.parameter.name, {}), sinks, energies)
-            for p in job.pieces
-        ]
-        return Receipt(job.index, tuple(squares), energies=energies)
+        receipt = Receipt(job.index)
+        for planned in job.sites:
+            parameter = planned.parameter
+            if parameter.compute_dtype is None:
+                self._copy(planned, sinks)
+                receipt.squares.append(0.0)
+            elif not parameter.is_merged or (
+                planned.grain is Grain.STRETCH and parameter.lora is None
+            ):
+                site = self._site(planned, parameter, measured)
+                receipt.squares.append(self._merge_stretches(parameter, site, sinks))
+            else:
+                self._merge_whole(planned, measured, sinks, len(job.sites), receipt)
+        return receipt
 
-    def _solve(self, job: SolveJob, measured: Mapping[str, Measured], sinks: Sinks) -> Receipt:
-        squares: list[float] = []
-        reports: dict[str, list[dict[str, Any]]] = {}
-        energies: dict[str, float] = {}
-        keep = tuple(at for at in sinks if at is not None)
-        for layer in job.layers:
-            rule = layer.parameters[0].rule
-            own = {p.name: p for p in layer.parameters}
-            load = partial(self._load_whole, own)
-            solver = LayerSolver(self.evidence, rule.weights, load, keep, len(job.layers))
-            start = {name: self._start(p, measured.get(name, {})) for name, p in own.items()}
-            try:
-                solved = solver.solve(layer, start)
-            except StatisticsError as error:
-                problems = [f"'{layer.name}': {problem}" for problem in error.problems]
-                raise StatisticsError(problems) from error
-            reports |= solved.reports
-            for at, sink in sinks.items():
-                values = solved.values if at is FINAL else solved.kept[at]
-                for name, parameter in own.items():
-                    self._write_whole(parameter, values[name].flatten(), sink, energies)
-            for name in own:
-                flat = solved.values[name].flatten()
-                squares.append(torch.dot(flat, flat).item())
-        return Receipt(job.index, tuple(squares), reports, energies)
+    def _copy(self, planned: PlannedSite, sinks: Sinks) -> None:
+        """Take what is not merged from one model: they are equal unless one was chosen."""
+        parameter = planned.parameter
+        name = parameter.rule.method.only_model or self.alignment.models[0].name
+        source = next(m for m in self.alignment.everyone if m.name == name)
+        for start in range(planned.start, planned.stop, BLOCK_ELEMENTS):
+            stop = min(start + BLOCK_ELEMENTS, planned.stop)
+            values = source.read(parameter.name, start, stop).to(parameter.spec.dtype)
+            for sink in sinks.values():
+                sink.write(parameter.written_as or parameter.name, start, values)
 
-    def _start(self, parameter: Parameter, measured: Measured) -> Tensor:
-        """A whole parameter as the init has it."""
-        method = parameter.rule.method
-        assert isinstance(method, Mats)
-        num_elements = parameter.spec.num_elements
-        values = torch.empty(num_elements, dtype=torch.float64)
-        for begin in range(0, num_elements, BLOCK_ELEMENTS):
-            end = min(begin + BLOCK_ELEMENTS, num_elements)
-            site = self._site(parameter, begin, end, check=not measured)
-            values[begin:end] = method.start.merge(site, measured)
-        return values.view(parameter.spec.shape)
+    def _merge_stretches(self, parameter: Parameter, site: Site, sinks: Sinks) -> float:
+        """Merge and write one stretch after the other; returns the sum of squares."""
+        method = parameter.rule.method.fallback
+        squares = 0.0
+        for part in site.stretches():
+            merged = values_of(method.merge(part), part)
+            square = torch.dot(merged, merged).item()
+            if not self.allow_nonfinite:
+                _check_result(parameter, merged, square)
+            squares += square
+            rounded = merged.to(parameter.spec.dtype)
+            for sink in sinks.values():
+                sink.write(parameter.written_as or parameter.name, part.start, rounded)
+        return squares
 
-    def _load_whole(
-        self, parameters: Mapping[str, Parameter], model: int | None, name: str
-    ) -> Tensor:
-        aligned = self.alignment.base if model is None else self.alignment.models[model]
-        parameter = parameters[name]
-        assert aligned is not None
-        check = not self.allow_nonfinite
-        flat = self._load(parameter, 0, parameter.spec.num_elements, check, aligned)
-        return flat.double().view(parameter.spec.shape)
+    def _merge_whole(
+        self,
+        planned: PlannedSite,
+        measured: Mapping[str, Measured],
+        sinks: Sinks,
+        num_sharing: int,
+        receipt: Receipt,
+    ) -> None:
+        """Merge a layer or a tensor, and write it when it is complete."""
+        own = {p.name: p for p in planned.parameters}
+        sites = {name: self._site(planned, p, measured) for name, p in own.items()}
+        site = sites[planned.parameter.name]
+        method = planned.parameter.rule.method
+        if planned.layer is not None:
+            keep = tuple(at for at in sinks if at is not None)
+            work = LayerWork(planned.layer, sites, self.evidence, keep, num_sharing)
+            merged = method.merge(replace(site, layer=work))
+            assert isinstance(merged, MergedSite), "a layer has several parameters"
+        elif planned.grain is Grain.TENSOR:
+            found = method.fallback.merge(site)
+            merged = found if isinstance(found, MergedSite) else MergedSite({site.parameter: found})
+        else:
+            merged = MergedSite({site.parameter: merge_whole(method.fallback, site)})
+        receipt.reports |= merged.reports
+        for at, sink in sinks.items():
+            values = merged.values if at is FINAL else merged.kept.get(at, merged.values)
+            for name, parameter in own.items():
+                self._write_whole(parameter, values[name].flatten(), sink, receipt.energies)
+        for name in own:
+            flat = merged.values[name].flatten()
+            receipt.squares.append(torch.dot(flat, flat).item())
 
     def _write_whole(
         self, parameter: Parameter, values: Tensor, sink: Sink, energies: dict[str, float]
@@ -128,7 +143,7 @@ class Worker:
             return
         base = self.alignment.base
         assert base is not None
-        start = self._load(parameter, 0, len(values), not self.allow_nonfinite, base)
+        start = self._read(parameter, not self.allow_nonfinite, base, 0, len(values))
         change = (values - start).view(parameter.lora.matrix_shape)
         found = nearest_factors(change, parameter.lora.rank)
         energies[parameter.name] = found.energy
@@ -139,81 +154,50 @@ class Worker:
         """Note what a pass wants to know; with the job's index, to put notes in order."""
         if reading.spacing is None:
             self._prefetch(job)
-        notes = [reading.observe(site) for site in self._sites(job, reading)]
+        notes = [reading.observe(site) for site in self._observed(job, reading)]
         return job.index, reading.fold(notes) if notes else []
 
-    def _merge_piece(
-        self, piece: Piece, measured: Measured, sinks: Sinks, energies: dict[str, float]
-    ) -> float:
-        """Merge a piece, and return the sum of its squares."""
-        parameter = piece.parameter
-        name = parameter.written_as or parameter.name
-        whole: Tensor | None = None
-        if parameter.lora is not None:
-            whole = torch.empty(parameter.spec.num_elements, dtype=parameter.compute_dtype)
-        squares = 0.0
-        for start in range(piece.start, piece.stop, BLOCK_ELEMENTS):
-            stop = min(start + BLOCK_ELEMENTS, piece.stop)
-            if parameter.compute_dtype is None:
-                merged = self._source(parameter).read(parameter.name, start, stop)
-            else:
-                # What was measured has been read before, and checked then.
-                site = self._site(parameter, start, stop, check=not measured)
-                merged = parameter.rule.method.merge(site, measured)
-                square = torch.dot(merged, merged).item()
-                if not self.allow_nonfinite:
-                    _check_result(parameter, merged, square)
-                squares += square
-            if whole is not None:
-                whole[start:stop] = merged
-                continue
-            rounded = merged.to(parameter.spec.dtype)
-            for sink in sinks.values():
-                sink.write(name, start, rounded)
-        if whole is not None:
-            for sink in sinks.values():
-                self._write_whole(parameter, whole, sink, energies)
-        return squares
-
-    def _source(self, parameter: Parameter) -> AlignedModel:
-        """The model an integer buffer is taken from: they are equal unless one was chosen."""
-        method = parameter.rule.method
-        name = method.model if isinstance(method, Passthrough) else self.alignment.models[0].name
-        return next(m for m in self.alignment.everyone if m.name == name)
-
-    def _sites(self, job: Job, reading: Pass) -> Iterator[Site]:
+    def _observed(self, job: Job, reading: Pass) -> Iterator[Site]:
         position = job.first_element
-        for piece in job.pieces:
+        for planned in job.sites:
+            whole = self._site(planned, planned.parameter, {})
+            length = planned.stop - planned.start
             if reading.spacing is None:
-                starts: Iterable[int] = range(piece.start, piece.stop, reading.block_elements)
+                starts: Iterable[int] = range(planned.start, planned.stop, reading.block_elements)
             else:
-                length = piece.stop - piece.start
                 places = _sample_places(position, position + length, reading)
-                starts = (piece.start + place - position for place in places)
+                starts = (planned.start + place - position for place in places)
             for start in starts:
-                stop = min(start + reading.block_elements, piece.stop)
-                yield self._site(piece.parameter, start, stop, check=True)
-            position += piece.stop - piece.start
+                yield whole.part(start, min(start + reading.block_elements, planned.stop))
+            position += length
 
-    def _site(self, parameter: Parameter, start: int, stop: int, *, check: bool) -> Site:
-        check = check and not self.allow_nonfinite
-        load = partial(self._load, parameter, start, stop, check)
-        rule = parameter.rule
-        tasks = tuple(
-            Task(model.name, weight, density, partial(load, model))
-            for model, weight, density in zip(
-                self.alignment.models, rule.weights, rule.densities, strict=True
-            )
+    def _site(
+        self, planned: PlannedSite, parameter: Parameter, measured: Mapping[str, Measured]
+    ) -> Site:
+        """A parameter's site; a layer's other parameters are whole."""
+        rule, known = parameter.rule, measured.get(parameter.name, {})
+        # What was measured has been read before, and checked then.
+        read = partial(self._read, parameter, not known and not self.allow_nonfinite)
+        is_own = parameter is planned.parameter
+        start, stop = (planned.start, planned.stop) if is_own else (0, parameter.spec.num_elements)
+        models = zip(self.alignment.models, rule.weights, rule.densities, strict=True)
+        return Site(
+            parameter.name,
+            tuple(parameter.spec.shape),
+            start,
+            stop,
+            tuple(Task(m.name, w, d, start, stop, partial(read, m)) for m, w, d in models),
+            partial(read, self.alignment.base),
+            known,
         )
-        return Site(parameter.name, start, stop, tasks, partial(load, self.alignment.base))
 
-    def _load(
+    def _read(
         self,
         parameter: Parameter,
-        start: int,
-        stop: int,
         check: bool,
         model: AlignedModel,
+        start: int,
+        stop: int,
         out: Tensor | None = None,
     ) -> Tensor:
         buffer = _buffer(stop - start, model.read_dtype(parameter.name))
@@ -229,16 +213,12 @@ class Worker:
             )
         return block
 
-    def _prefetch(self, job: Job | SolveJob) -> None:
-        if isinstance(job, SolveJob):
-            for layer in job.layers:
-                for p in layer.parameters:
-                    for model in read_by(p, self.alignment):
-                        model.prefetch(p.name, 0, p.spec.num_elements)
-            return
-        for piece in job.pieces:
-            for model in read_by(piece.parameter, self.alignment):
-                model.prefetch(piece.parameter.name, piece.start, piece.stop)
+    def _prefetch(self, job: Job) -> None:
+        for planned in job.sites:
+            for p in planned.parameters:
+                stop = planned.stop if p is planned.parameter else p.spec.num_elements
+                for model in read_by(p, self.alignment):
+                    model.prefetch(p.name, planned.start, stop)
 
 
 def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:

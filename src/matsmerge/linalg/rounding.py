@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+_NEXT_TO_NOTHING = -1e-3
+
 
 def rounding_level(matrix: Tensor, dtype: torch.dtype) -> Tensor:  # (..., d, d) -> (...)
     """How far rounding a symmetric matrix's entries to `dtype` may move an eigenvalue.
@@ -27,12 +29,13 @@ def is_regular(moment: Tensor) -> bool:
     return moment.ndim == 1 or moment.dtype == torch.float32
 
 
-def lowest_by_rounding(dtype: torch.dtype) -> float:
-    """The lowest eigenvalue, relative to the largest, that rounding to `dtype` explains.
+def may_be_second_moment(lowest: float, stored: torch.dtype) -> bool:
+    """Is this lowest eigenvalue, relative to the largest, one that a second moment may have?
 
-    At most `rounding_level` of a matrix whose eigenvalues are all the same.
+    It has none below zero but for rounding: at most `rounding_level` of a matrix whose eigenvalues
+    are all the same. What is lower, and not next to nothing, is damage.
     """
-    return -4 * torch.finfo(dtype).eps
+    return lowest >= min(_NEXT_TO_NOTHING, -4 * torch.finfo(stored).eps)
 
 
 def to_unit_size(moment: Tensor) -> tuple[Tensor, float]:  # (..., d, d), or a diagonal (d,)

@@ -72,7 +72,6 @@ class Status(Enum):
     )
     CONVERGED = "the residual is below the tolerance; more iterations change nothing that matters"
     EXACT = "the init solves the system already; nothing to do"
-    SHORTCUT = "an approximation in place of the system; use conjugate gradients to solve it"
     HELD_OUT = (
         "stopped where the held-out objective was lowest; more examples allow more iterations"
     )

@@ -1,9 +1,11 @@
-"""Merging methods, one short file each. A new one is a file and a line in this table."""
+"""Merging methods, one short file each. A new one is a file, and its class in both lists here."""
 
 from collections.abc import Mapping
 
 from matsmerge.methods.average import Average
 from matsmerge.methods.dare import DareLinear, DareTies
+from matsmerge.methods.iso_c import IsotropicCommon
+from matsmerge.methods.iso_cts import IsotropicCommonAndSpecific
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
 from matsmerge.methods.model_stock import ModelStock
@@ -12,41 +14,65 @@ from matsmerge.methods.named import (
     BlockDiagonalFisher,
     CenteredActMatMerging,
     DiagonalFisher,
-    KroneckerOfSums,
     MatsKfac,
     RegMean,
     RegMeanPlusPlus,
     TactMerging,
     WudiMerging,
 )
+from matsmerge.methods.options import table
 from matsmerge.methods.passthrough import Passthrough
 from matsmerge.methods.slerp import Slerp
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 from matsmerge.methods.ties import Ties
+from matsmerge.methods.tsv_m import TaskSingularVectors
 
-METHODS: Mapping[str, type[Method]] = {
-    "average": Average,
-    "task_arithmetic": TaskArithmetic,
-    "ties": Ties,
-    "dare_linear": DareLinear,
-    "dare_ties": DareTies,
-    "slerp": Slerp,
-    "model_stock": ModelStock,
-    "passthrough": Passthrough,
-    "mats": Mats,
-    "mats_kfac": MatsKfac,
-    "diagonal_fisher": DiagonalFisher,
-    "regmean": RegMean,
-    "regmean++": RegMeanPlusPlus,
-    "block_fisher": BlockDiagonalFisher,
-    "kronecker_of_sums": KroneckerOfSums,
-    "actmat": ActMatMerging,
-    "wudi": WudiMerging,
-    "tact": TactMerging,
-    "centered_actmat": CenteredActMatMerging,
-}
+__all__ = [
+    "METHODS",
+    "ActMatMerging",
+    "Average",
+    "BlockDiagonalFisher",
+    "CenteredActMatMerging",
+    "DareLinear",
+    "DareTies",
+    "DiagonalFisher",
+    "IsotropicCommon",
+    "IsotropicCommonAndSpecific",
+    "Mats",
+    "MatsKfac",
+    "Method",
+    "ModelStock",
+    "Passthrough",
+    "RegMean",
+    "RegMeanPlusPlus",
+    "Slerp",
+    "TactMerging",
+    "TaskArithmetic",
+    "TaskSingularVectors",
+    "Ties",
+    "WudiMerging",
+]
 
-
-def method_name(method: Method) -> str:
-    """The name a recipe has for a method."""
-    return next(name for name, cls in METHODS.items() if cls is type(method))
+METHODS: Mapping[str, type[Method]] = table(
+    Average,
+    TaskArithmetic,
+    Ties,
+    DareLinear,
+    DareTies,
+    Slerp,
+    ModelStock,
+    TaskSingularVectors,
+    IsotropicCommon,
+    IsotropicCommonAndSpecific,
+    Passthrough,
+    Mats,
+    MatsKfac,
+    DiagonalFisher,
+    RegMean,
+    RegMeanPlusPlus,
+    BlockDiagonalFisher,
+    ActMatMerging,
+    WudiMerging,
+    TactMerging,
+    CenteredActMatMerging,
+)

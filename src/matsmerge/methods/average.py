@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.method import Measured, Method, Site, scratch, total_weight
+from matsmerge.methods.method import Method
+from matsmerge.methods.site import Site, scratch, total_weight
 
 
 class Average(Method):
@@ -13,6 +14,8 @@ class Average(Method):
 
     Model soups (Wortsman et al., 2022), federated averaging (McMahan et al., 2017).
     """
+
+    name = "average"
 
     normalize: bool = Field(True, description="divide by the sum of the models' weights")
 
@@ -27,7 +30,7 @@ class Average(Method):
     def coefficients(self, weights: Sequence[float]) -> list[float] | None:
         return [weight / sum(weights) for weight in weights] if self.normalize else None
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
+    def merge(self, site: Site) -> Tensor:
         first, *others = site.tasks
         result = first.load().mul_(first.weight)
         values = scratch("values", result.shape, result.dtype)

@@ -8,16 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.limits import NUM_SEEDS
-from matsmerge.methods.method import (
-    Measured,
-    Method,
-    Site,
-    Task,
-    load_deltas,
-    stack_deltas,
-    total_weight,
-)
+from matsmerge.methods.method import Method
 from matsmerge.methods.sign_election import merge_agreeing
+from matsmerge.methods.site import Site, Task, load_deltas, stack_deltas, total_weight
 
 _CHUNK_ELEMENTS = 1 << 16  # entries that share one random stream; divides BLOCK_ELEMENTS
 _LEVELS = 1 << 16  # a density is honoured in steps of 1 / 65536
@@ -52,13 +45,15 @@ class _Dare(Method):
 class DareLinear(_Dare):
     """Task arithmetic on randomly thinned task vectors. Yu et al., 2024 (arXiv:2311.03099)."""
 
+    name = "dare_linear"
+
     normalize: bool = Field(False, description="divide the sum by the sum of the models' weights")
 
     @property
     def divides_by_weights(self) -> bool:
         return self.normalize
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
+    def merge(self, site: Site) -> Tensor:
         base = site.load_base()
         result = base.clone()
         scale = self.scale / (total_weight(site.tasks) if self.normalize else 1.0)
@@ -71,9 +66,11 @@ class DareLinear(_Dare):
 class DareTies(_Dare):
     """The sign election of TIES on randomly thinned task vectors (arXiv:2311.03099)."""
 
+    name = "dare_ties"
+
     normalize: bool = Field(True, description="average what agrees with the sign; else sum it")
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
+    def merge(self, site: Site) -> Tensor:
         base = site.load_base()
         deltas = stack_deltas(site, base)
         for delta, task in zip(deltas, site.tasks, strict=True):

@@ -5,154 +5,31 @@
 MaTS (Tam, Bansal & Raffel, 2024). The methods in `named.py` differ from it in their defaults alone.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PlainSerializer,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
-from torch import Tensor
 
-from matsmerge.errors import closest
+from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.average import Average
-from matsmerge.methods.method import Measured, Measuring, Method, Site, Task
-from matsmerge.methods.objectives import OBJECTIVES
+from matsmerge.methods.layer import Layer, ParameterHeader, find_layers
+from matsmerge.methods.layer_solution import LayerSolver
+from matsmerge.methods.method import Measuring, Method, merge_whole
 from matsmerge.methods.objectives.fisher import BlockFisher
 from matsmerge.methods.objectives.gram import Gram
-from matsmerge.methods.objectives.objective import Objective
-from matsmerge.methods.passthrough import Passthrough
-from matsmerge.methods.solvers import SOLVERS, ConjugateGradients, Solver
+from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.methods.options import Options
+from matsmerge.methods.parts import (
+    InitPart,
+    ObjectivePart,
+    Parts,
+    SolverPart,
+    Stage,
+)
+from matsmerge.methods.site import Grain, MergedSite, Site, Task
+from matsmerge.methods.solvers import ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
-
-
-def tables() -> Mapping[str, Mapping[str, type[BaseModel]]]:
-    """Where the name of each part is looked up."""
-    from matsmerge.methods import METHODS  # it lists the classes of this file
-
-    return {"init": METHODS, "objective": OBJECTIVES, "solver": SOLVERS}
-
-
-def name_of(part: str, value: BaseModel) -> str:
-    """The name a recipe has for a part."""
-    return next(name for name, cls in tables()[part].items() if cls is type(value))
-
-
-def _in_recipes(part: str) -> tuple[PlainSerializer, WithJsonSchema]:
-    return (
-        PlainSerializer(lambda v: {"name": name_of(part, v), **v.model_dump(mode="json")}),
-        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
-    )
-
-
-class Parts(BaseModel):
-    """Something made of an init, an objective or a solver, each a name, or a name with options.
-
-    An option of a part may also be given without saying which part it belongs to. A part that is
-    not named, or named as the default is, keeps what the default has been given.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    @classmethod
-    def part_classes(cls, given: Mapping[str, Any]) -> dict[str, type[BaseModel]]:
-        """The class of each part, as far as it is said what it is."""
-        classes = {}
-        for part, table in tables().items():
-            if part in cls.model_fields:
-                value = given.get(part)
-                if isinstance(value, BaseModel):
-                    classes[part] = type(value)
-                    continue
-                name = value.get("name") if isinstance(value, Mapping) else value
-                if name is None:
-                    classes[part] = type(cls.model_fields[part].default)
-                elif isinstance(name, str) and name in table:
-                    classes[part] = table[name]
-                else:
-                    hint = closest(str(name), table)
-                    if isinstance(name, list):
-                        hint = ": expected one name; several rounds are stages"
-                    raise PydanticCustomError(
-                        "method_parameters",
-                        "unknown {part} '{name}'{hint}",
-                        {"part": part, "name": str(name), "hint": hint},
-                    )
-        return classes
-
-    @classmethod
-    def known_parameters(cls, given: Mapping[str, Any]) -> dict[str, Any]:
-        """What may be given, with its type: own fields, and those of the parts."""
-        known: dict[str, Any] = {}
-        for part in reversed(cls.part_classes(given).values()):
-            known |= {key: field.annotation for key, field in part.model_fields.items()}
-        return known | {key: field.annotation for key, field in cls.model_fields.items()}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _assemble(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping):
-            return data
-        values = dict(data)
-        classes = cls.part_classes(values)
-        options: dict[str, dict[str, Any]] = {}
-        for part, part_class in classes.items():
-            value, default = values.get(part), cls.model_fields[part].default
-            if isinstance(value, BaseModel):
-                continue
-            kept = default.model_fields_set if part_class is type(default) else ()
-            options[part] = {key: getattr(default, key) for key in kept}
-            if isinstance(value, Mapping):
-                options[part] |= {key: v for key, v in value.items() if key != "name"}
-        given = {part for part in options if part in data}
-        for key in values.keys() - cls.model_fields.keys():
-            owner = next((p for p in options if key in classes[p].model_fields), None)
-            if owner is not None:
-                options[owner][key] = values.pop(key)
-                given.add(owner)
-        for part in given:
-            values[part] = _make(part, classes[part], options[part])
-        return values
-
-
-def _make(part: str, cls: type[BaseModel], options: Mapping[str, Any]) -> BaseModel:
-    try:
-        return cls(**options)
-    except ValidationError as error:
-        problems = []
-        for item in error.errors():
-            key = ".".join(map(str, item["loc"]))
-            if item["type"] == "extra_forbidden":
-                problems.append(f"unknown parameter '{key}'{closest(key, cls.model_fields)}")
-            elif item["type"] == "method_parameters":
-                problems.append(item["msg"])
-            else:
-                message = f"{item['msg'][0].lower()}{item['msg'][1:]}"
-                problems.append(f"{key}: {message}, found {item['input']!r}")
-        text = "; ".join(f"{part}: {problem}" for problem in problems)
-        raise PydanticCustomError("method_parameters", "{text}", {"text": text}) from error
-
-
-InitPart = Annotated[Method, *_in_recipes("init"), Field(description="where to start: any method")]
-ObjectivePart = Annotated[
-    Objective, *_in_recipes("objective"), Field(description="what the covariances C_m are")
-]
-SolverPart = Annotated[
-    Solver, *_in_recipes("solver"), Field(description="how far to go, and which way")
-]
-
-
-class Stage(Parts):
-    """One system that is solved, from wherever the last one ended."""
-
-    objective: ObjectivePart = Gram()
-    solver: SolverPart = ConjugateGradients()
 
 
 class Mats(Parts, Method):
@@ -162,6 +39,8 @@ class Mats(Parts, Method):
     full models, on exact blocks of the Fisher information for (IA)^3.
     """
 
+    name = "mats"
+    grain = Grain.LAYER
     chooses_for_adapters: ClassVar[bool] = True  # block Fisher for (IA)^3 unless told otherwise
 
     init: InitPart = TaskArithmetic(scale=0.3)
@@ -186,15 +65,42 @@ class Mats(Parts, Method):
             )
         return self
 
+    def merge(self, site: Site) -> MergedSite:
+        """Solve all systems of a layer, from the values that the init gives its parameters."""
+        work = site.layer
+        assert work is not None
+        start = {
+            name: merge_whole(self.start, own).double().view(own.shape)
+            for name, own in work.sites.items()
+        }
+        try:
+            return LayerSolver(work).solve(start)
+        except StatisticsError as error:
+            problems = [f"'{work.layer.name}': {problem}" for problem in error.problems]
+            raise StatisticsError(problems) from error
+
+    def layers(
+        self,
+        own: Collection[str],
+        parameters: Mapping[str, ParameterHeader],
+        evidence: Sequence[Evidence],
+    ) -> list[Layer]:
+        return find_layers(self.rounds, own, parameters, evidence)
+
     @property
-    def own_stages(self) -> tuple[Stage, ...]:
-        return self.stages or (Stage(objective=self.objective, solver=self.solver),)
+    def fallback(self) -> Method:
+        return self.start if self.otherwise == "init" else Average()
+
+    def tensor_bytes(self, shape: Sequence[int], num_models: int) -> int:
+        is_whole = self.start.grain is Grain.TENSOR
+        return self.start.tensor_bytes(shape, num_models) if is_whole else 0
 
     @property
     def rounds(self) -> tuple[Stage, ...]:
         """All systems to solve; an init that solves some comes first."""
         before = self.init.rounds if isinstance(self.init, Mats) else ()
-        return (*before, *self.own_stages)
+        own = self.stages or (Stage(objective=self.objective, solver=self.solver),)
+        return (*before, *own)
 
     @property
     def start(self) -> Method:
@@ -203,14 +109,35 @@ class Mats(Parts, Method):
 
     @property
     def needed_statistics(self) -> list[str]:
-        """Kinds of statistics, in the order in which they are used."""
         kinds = (stage.objective.statistic for stage in self.rounds)
         return list(dict.fromkeys(kind for kind in kinds if kind is not None))
 
     @property
+    def uses_held_out(self) -> bool:
+        return any(stage.solver.uses_held_out for stage in self.rounds)
+
+    @property
+    def uses_inputs(self) -> bool:
+        return any(stage.objective.uses_inputs for stage in self.rounds)
+
+    @property
     def uses_merged_inputs(self) -> bool:
-        inner = isinstance(self.init, Mats) and self.init.uses_merged_inputs
-        return inner or self.inputs == "merged"
+        return self.inputs == "merged" or self.init.uses_merged_inputs
+
+    def without_inputs(self) -> Self | None:
+        stages = tuple(stage for stage in self.rounds if stage.objective.needs_own_statistics)
+        if not stages:
+            return None
+        return self.model_copy(update={"init": self.start, "stages": stages})
+
+    def idle_objectives(self, layers: Sequence[Layer]) -> Iterator[str]:
+        used = {r.stage.objective.name for x in layers for r in x.rounds}
+        wanted = {stage.objective.name for stage in self.rounds}
+        return iter(sorted(wanted - used))
+
+    @property
+    def iterates(self) -> bool:
+        return self.rounds[-1].solver.iterates
 
     @property
     def reads_base(self) -> bool:
@@ -247,31 +174,42 @@ class Mats(Parts, Method):
     def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
         return self.start.measure(tasks, num_elements)
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:
-        """What a parameter gets that no objective has anything for."""
-        if self.otherwise == "init":
-            return self.start.merge(site, measured)
-        return Average().merge(site, {})
-
-    def for_adapters(self) -> "Mats":
-        """The method for (IA)^3 vectors."""
-        init = self.init.for_adapters() if isinstance(self.init, Mats) else self.init
-        changes: dict[str, Any] = {"init": init}
+    def for_vectors(self) -> Self:
+        """Exact blocks of the Fisher information for (IA)^3, unless an objective was chosen."""
+        changes: dict[str, Any] = {"init": self.init.for_vectors()}
         chosen = "objective" in self.model_fields_set or self.stages
         if self.chooses_for_adapters and not chosen:
             changes["objective"] = BlockFisher()
-        return self.model_copy(update=changes)
+        method = self.model_copy(update=changes)
+        for stage in method.rounds:
+            if not stage.objective.for_vectors:
+                raise RecipeError(
+                    f"{stage.objective.name} is about the inputs of linear "
+                    "layers, and (IA)^3 trains none: its vectors scale activations elementwise. "
+                    "Use the objective block_fisher, exact for vectors, or fisher"
+                )
+        return method
 
     def refusals(self, num_models: int) -> Iterator[str]:
-        """Why this combination has no meaning."""
-        if isinstance(self.start, Passthrough):
+        if self.start.only_model is not None:
             yield "passthrough is for overrides; name a method that merges as the init"
         for stage in self.rounds:
-            reason = stage.solver.refusal(stage.objective.statistic, num_models)
+            reason = stage.solver.refusal(stage.objective, num_models)
             if reason is not None:
                 yield reason
-        if self.uses_merged_inputs and not any(isinstance(s.objective, Gram) for s in self.rounds):
+        if self.uses_merged_inputs and not self.uses_inputs:
             yield (
                 "inputs: merged is about the Gram matrices of gram and kfac, and the objective is "
-                f"{name_of('objective', self.own_stages[-1].objective)}"
+                f"{self.rounds[-1].objective.name}"
             )
+
+    @property
+    def summary(self) -> str:
+        stages = (f"{_short(stage.objective)} by {_short(stage.solver)}" for stage in self.rounds)
+        return ", then ".join([_short(self.start), *stages])
+
+
+def _short(part: Options) -> str:
+    options = part.model_dump(exclude_defaults=True)
+    chosen = ", ".join(f"{k}={v!r}" for k, v in options.items() if k != "name")
+    return part.name + (f"({chosen})" if chosen else "")

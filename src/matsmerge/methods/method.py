@@ -1,53 +1,27 @@
-"""What a merging method is, and what it sees of the models.
+"""What a merging method is.
 
-A method never sees a whole model. It is handed *sites*: the same stretch of the same
-parameter in every model, small enough to stay in the processor's cache. Methods that must know
-something of a whole parameter or a whole model first say so by `measured_over`, and ask for it
-in `measure`.
+A method is a frozen set of hyperparameters that merges sites. Its grain says what a site is; what
+it must know of a whole parameter or model before it can merge one, it asks for in `measure`.
 """
 
-import threading
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-BLOCK_ELEMENTS = 1 << 16  # a site is at most this long, and begins at a multiple of it
+from matsmerge.methods.options import Options
+from matsmerge.methods.site import BLOCK_ELEMENTS, Grain, Measured, MergedSite, Site, Task
 
+if TYPE_CHECKING:
+    from matsmerge.methods.layer import Layer, ParameterHeader
+    from matsmerge.methods.objectives.objective import Evidence
 
-class Load(Protocol):
-    """Reads the values at a site, in the precision to compute in: anew, or into `out`."""
-
-    def __call__(self, out: Tensor | None = None) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Task:
-    """One model's part in a merge: how much it counts, and its values at a site."""
-
-    model: str
-    weight: float
-    density: float  # share of the changed weights to keep, for methods that drop some
-    load: Load
-
-
-@dataclass(frozen=True)
-class Site:
-    """Elements `start` to `stop` of one parameter, in all models."""
-
-    parameter: str
-    start: int
-    stop: int
-    tasks: Sequence[Task]
-    load_base: Load
-
-
-# Small, and plain enough for merge.json. Empty if nothing was read.
-Measured = Mapping[str, Sequence[float]]
+# Tensors of a parameter's size that merging a whole one holds at once, besides one for each model.
+_SCRATCH_TENSORS = 4
 
 
 @dataclass(frozen=True)
@@ -68,22 +42,42 @@ class Pass:
 Measuring = Generator[Pass, list[Any], Measured]
 
 
-class Method(BaseModel, ABC):
+class Method(Options, ABC):
     """Hyperparameters, and what to do with them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+    grain: ClassVar[Grain] = Grain.STRETCH
     needs_base: ClassVar[bool] = False
     num_models: ClassVar[int | None] = None  # where only one number makes sense
 
-    @classmethod
-    def known_parameters(cls, given: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG003
-        """What may be given, with its type."""
-        return {key: field.annotation for key, field in cls.model_fields.items()}
+    @abstractmethod
+    def merge(self, site: Site) -> Tensor | MergedSite:
+        """The merged values at a site: a tensor of as many elements, or with reports on them."""
+
+    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+        """Learn what `merge` needs to know beyond a site; it becomes `site.measured`."""
+        return {}
+        yield
+
+    @property
+    def measured_over(self) -> Literal["parameter", "model"] | None:
+        """What has to be read in full before the first site can be merged."""
+        return None
+
+    @property
+    def measured_as(self) -> type["Method"]:
+        """Parameters that are measured over the model are so with others of the same class."""
+        return type(self)
+
+    # What a recipe has to know of it.
 
     @property
     def reads_base(self) -> bool:
         return self.needs_base
+
+    @property
+    def only_model(self) -> str | None:
+        """The only model it reads, or 'base'; None if it reads all."""
+        return None
 
     @property
     def needed_models(self) -> int | None:
@@ -100,14 +94,20 @@ class Method(BaseModel, ABC):
         return False
 
     @property
-    def measured_as(self) -> type["Method"]:
-        """Parameters that are measured over the model are so with others of the same class."""
-        return type(self)
+    def divides_by_weights(self) -> bool:
+        """Whether the sum of the models' weights must not be zero."""
+        return False
 
     @property
-    def measured_over(self) -> Literal["parameter", "model"] | None:
-        """What has to be read in full before the first site can be merged."""
-        return None
+    def iterates(self) -> bool:
+        """Whether it has iterations that a trajectory can be made of."""
+        return False
+
+    def refusals(self, num_models: int) -> Iterable[str]:  # noqa: ARG002
+        """Why these hyperparameters have no meaning."""
+        return ()
+
+    # What it makes of changes, which adapters are.
 
     @property
     def works_on_changes(self) -> bool:
@@ -118,68 +118,82 @@ class Method(BaseModel, ABC):
         """c_m, where the merged model is theta_base + sum_m c_m (theta_m - theta_base)."""
         return None
 
+    def for_vectors(self) -> Self:
+        """The method for (IA)^3 vectors; raises `RecipeError` if it has no meaning for them."""
+        return self
+
+    # What a method of whole tensors or of layers has to say before a merge, from headers alone.
+
+    def tensor_bytes(self, shape: Sequence[int], num_models: int) -> int:
+        """Memory for merging a whole parameter, at most; for methods of the grain TENSOR."""
+        return (num_models + _SCRATCH_TENSORS) * math.prod(shape) * torch.float64.itemsize
+
+    def layers(
+        self,
+        own: Collection[str],  # noqa: ARG002
+        parameters: Mapping[str, "ParameterHeader"],  # noqa: ARG002
+        evidence: Sequence["Evidence"],  # noqa: ARG002
+    ) -> list["Layer"]:
+        """Which of its own parameters are merged together, and with what.
+
+        For methods of the grain LAYER; `parameters` are all of the merge.
+        """
+        return []
+
     @property
-    def divides_by_weights(self) -> bool:
-        """Whether the sum of the models' weights must not be zero."""
+    def fallback(self) -> "Method":
+        """What merges the parameters that are in no layer; of another grain than LAYER."""
+        return self
+
+    @property
+    def needed_statistics(self) -> list[str]:
+        """Kinds of statistics, in the order in which they are used."""
+        return []
+
+    @property
+    def uses_held_out(self) -> bool:
+        """Whether it needs statistics of held-out data too."""
         return False
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
-        """Learn what `merge` needs to know beyond a site."""
-        return {}
-        yield
+    @property
+    def uses_inputs(self) -> bool:
+        """Whether it uses second moments of layers' inputs."""
+        return False
 
-    @abstractmethod
-    def merge(self, site: Site, measured: Measured) -> Tensor:
-        """The merged values at a site."""
+    @property
+    def uses_merged_inputs(self) -> bool:
+        """Whether these are the inputs in the merged model, for which the models are run."""
+        return False
 
+    def without_inputs(self) -> Self | None:
+        """The method as far as it needs the models' own statistics; None if it needs none."""
+        return self
 
-_scratch = threading.local()
+    def idle_objectives(self, layers: Sequence["Layer"]) -> Iterator[str]:  # noqa: ARG002
+        """The names of its objectives that none of the layers of a merge has a use for."""
+        return iter(())
 
-
-def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory for one use within a site, which its thread uses again at the next site.
-
-    Allocating it anew for each of thousands of sites would scatter the little that is kept of
-    them over gigabytes.
-    """
-    if shape[-1] != BLOCK_ELEMENTS:
-        return torch.empty(shape, dtype=dtype)
-    kept: dict[str, Tensor] = _scratch.__dict__
-    found = kept.get(use)
-    if found is None or found.shape != shape or found.dtype != dtype:
-        found = kept[use] = torch.empty(shape, dtype=dtype)
-    return found
+    @property
+    def summary(self) -> str:
+        """What it does, in a line for people."""
+        return repr(self)
 
 
-def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) -> Tensor:
-    """c_0 theta_base + sum_m c_m theta_m.
-
-    Task vectors added to the base, written this way, give back a single model exactly.
-    """
-    result = site.load_base().mul_(base_coefficient)
-    values = scratch("values", result.shape, result.dtype)
-    for task, coefficient in zip(site.tasks, coefficients, strict=True):
-        result.add_(task.load(out=values), alpha=coefficient)
+def merge_whole(method: Method, site: Site) -> Tensor:
+    """A whole parameter merged by a method of stretches or tensors, flat."""
+    if method.grain is Grain.TENSOR:
+        merged = method.merge(site)
+        return values_of(merged, site).flatten()
+    result: Tensor | None = None
+    for part in site.stretches():
+        values = values_of(method.merge(part), part)
+        if result is None:
+            result = torch.empty(site.stop - site.start, dtype=values.dtype)
+        result[part.start - site.start : part.stop - site.start] = values
+    assert result is not None, "a site has elements"
     return result
 
 
-def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
-    """Each task with its task vector `theta_m - theta_base`, one at a time.
-
-    They share their memory: a task vector is gone when the next one is asked for.
-    """
-    delta = scratch("delta", base.shape, base.dtype)
-    for task in site.tasks:
-        yield task, task.load(out=delta).sub_(base)
-
-
-def stack_deltas(site: Site, base: Tensor) -> Tensor:
-    """All task vectors at a site, (models, elements); the next site will use their memory."""
-    deltas = scratch("deltas", (len(site.tasks), len(base)), base.dtype)
-    for row, task in zip(deltas, site.tasks, strict=True):
-        task.load(out=row).sub_(base)
-    return deltas
-
-
-def total_weight(tasks: Sequence[Task]) -> float:
-    return sum(task.weight for task in tasks)
+def values_of(merged: Tensor | MergedSite, site: Site) -> Tensor:
+    """The values of a site's own parameter."""
+    return merged if isinstance(merged, Tensor) else merged.values[site.parameter]

@@ -7,17 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matsmerge.methods.method import (
-    Measured,
-    Measuring,
-    Method,
-    Pass,
-    Site,
-    Task,
-    combine,
-    stack_deltas,
-    total_weight,
-)
+from matsmerge.methods.method import Measuring, Method, Pass
+from matsmerge.methods.site import Site, Task, combine, stack_deltas, total_weight
 
 
 class ModelStock(Method):
@@ -27,6 +18,7 @@ class ModelStock(Method):
     Jang et al., 2024 (arXiv:2403.19522).
     """
 
+    name = "model_stock"
     needs_base = True
 
     @property
@@ -50,8 +42,8 @@ class ModelStock(Method):
         ratio = num * cosine / below if below > 1e-6 else 0.0
         return {"cosine": [cosine], "ratio": [ratio]}
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:
-        (ratio,) = measured["ratio"]
+    def merge(self, site: Site) -> Tensor:
+        (ratio,) = site.measured["ratio"]
         total = total_weight(site.tasks)
         return combine(site, 1 - ratio, [ratio * task.weight / total for task in site.tasks])
 

@@ -2,13 +2,16 @@
 
 from typing import Literal
 
+from pydantic import Field
+
 from matsmerge.methods.average import Average
-from matsmerge.methods.mats import InitPart, Mats, ObjectivePart, SolverPart
+from matsmerge.methods.mats import Mats
 from matsmerge.methods.objectives.fisher import Fisher
 from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.kfac import Kfac
-from matsmerge.methods.solvers import ClosedForm, ConjugateGradients, SummedFactors
+from matsmerge.methods.parts import InitPart, ObjectivePart, SolverPart
+from matsmerge.methods.solvers import ClosedForm, ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
 
@@ -18,6 +21,7 @@ class DiagonalFisher(Mats):
     theta = sum_m F_m theta_m / sum_m F_m (Matena & Raffel, 2022).
     """
 
+    name = "diagonal_fisher"
     chooses_for_adapters = False
 
     init: InitPart = Average()
@@ -31,6 +35,7 @@ class RegMean(Mats):
     W = (sum_m W_m G_m) (sum_m G_m)^-1, what is off the diagonal of G_m scaled (Jin et al., 2023).
     """
 
+    name = "regmean"
     chooses_for_adapters = False
 
     init: InitPart = Average()
@@ -45,7 +50,11 @@ class RegMeanPlusPlus(RegMean):
     (Nguyen et al., 2025, arXiv:2508.03121). Needs the data.
     """
 
-    inputs: Literal["own", "merged"] = "merged"
+    name = "regmean++"
+
+    inputs: Literal["own", "merged"] = Field(
+        "merged", description="merged: Gram matrices along the merged model, layer after layer"
+    )
 
 
 class MatsKfac(Mats):
@@ -56,6 +65,7 @@ class MatsKfac(Mats):
     averages what hardly matters to any model.
     """
 
+    name = "mats_kfac"
     chooses_for_adapters = False
 
     objective: ObjectivePart = Kfac(bias=True, equalize=True, ridge=0.03)
@@ -65,18 +75,10 @@ class MatsKfac(Mats):
 class BlockDiagonalFisher(Mats):
     """Block-diagonal Fisher merging as in the paper: K-FAC, exact blocks for (IA)^3, plain CG."""
 
+    name = "block_fisher"
+
     objective: ObjectivePart = Kfac()
     solver: SolverPart = ConjugateGradients(iterations=100)
-
-
-class KroneckerOfSums(Mats):
-    """The paper's failed shortcut: the Kronecker product of summed factors, in closed form."""
-
-    chooses_for_adapters = False
-
-    init: InitPart = Average()
-    objective: ObjectivePart = Kfac()
-    solver: SolverPart = SummedFactors()
 
 
 class _FromWeights(Mats):
@@ -89,11 +91,15 @@ class _FromWeights(Mats):
 class ActMatMerging(_FromWeights):
     """ACTMat: covariances made from the task vectors, no data."""
 
+    name = "actmat"
+
     objective: ObjectivePart = ActMat()
 
 
 class WudiMerging(_FromWeights):
     """WUDI: covariances made from the task vectors, each of size one; no data."""
+
+    name = "wudi"
 
     objective: ObjectivePart = Wudi()
 
@@ -101,11 +107,15 @@ class WudiMerging(_FromWeights):
 class TactMerging(_FromWeights):
     """TACT: covariances made from trimmed task vectors, no data."""
 
+    name = "tact"
+
     objective: ObjectivePart = Tact()
 
 
 class CenteredActMatMerging(_FromWeights):
     """Covariances made from centred task vectors with a ridge, in closed form; no data."""
+
+    name = "centered_actmat"
 
     init: InitPart = Average()
     objective: ObjectivePart = CenteredActMat()

@@ -9,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from matsmerge.methods.method import Measured, Measuring, Method, Pass, Site, Task, total_weight
+from matsmerge.methods.method import Measuring, Method, Pass
+from matsmerge.methods.site import Site, Task, total_weight
 
 _NEARLY_PARALLEL = 0.9995  # beyond this |cosine| the arc is a line, and sin(angle) near zero
 
@@ -21,6 +22,7 @@ class Slerp(Method):
     weights say where on the arc to stop. Shoemake, 1985.
     """
 
+    name = "slerp"
     num_models = 2
 
     @property
@@ -46,9 +48,9 @@ class Slerp(Method):
         coefficients = [math.sin((1 - t) * angle), math.sin(t * angle)]
         return {"cosine": [cosine], "coefficients": [c / math.sin(angle) for c in coefficients]}
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:
+    def merge(self, site: Site) -> Tensor:
         first, second = site.tasks
-        alpha, beta = measured["coefficients"]
+        alpha, beta = site.measured["coefficients"]
         return first.load().mul_(alpha).add_(second.load(), alpha=beta)
 
 

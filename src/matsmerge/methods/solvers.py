@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from matsmerge.limits import MOST_ITERATIONS
@@ -25,9 +25,11 @@ from matsmerge.linalg.eigenbasis import (
     is_gram,
     is_worth_it,
 )
-from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_by_summed_factors, solve_pair
+from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_pair
 from matsmerge.linalg.operators import Diagonal, Gram, Identity
 from matsmerge.linalg.system import Limits, Solution, System
+from matsmerge.methods.objectives.objective import Objective
+from matsmerge.methods.options import Options, table
 
 _MAX_KEPT_ELEMENTS = 1 << 22  # of all residuals of a solution
 _ALWAYS_DECOMPOSED = 256  # inputs of a layer whose matrix costs next to nothing to decompose
@@ -46,10 +48,8 @@ class Problem:
     decompose: Decompose = decompose
 
 
-class Solver(BaseModel, ABC):
+class Solver(Options, ABC):
     """Hyperparameters of a solver, and how to run it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     iterates: ClassVar[bool] = False
 
@@ -62,8 +62,8 @@ class Solver(BaseModel, ABC):
         """Whether it writes out the covariance of inputs, however that is stored."""
         return False
 
-    def refusal(self, statistic: str | None, num_products: int) -> str | None:  # noqa: ARG002
-        """Why it has no meaning for a statistic, and one operator for each model, if so."""
+    def refusal(self, objective: Objective, num_products: int) -> str | None:  # noqa: ARG002
+        """Why it cannot solve for an objective with so many operators; None if it can."""
         return None
 
     @abstractmethod
@@ -77,6 +77,7 @@ class ConjugateGradients(Solver):
     eigendecomposition where that is worth it.
     """
 
+    name = "cg"
     iterates = True
 
     iterations: int = Field(
@@ -109,8 +110,8 @@ class ConjugateGradients(Solver):
     def needs_matrix(self) -> bool:
         return self.form == "eigenbasis"
 
-    def refusal(self, statistic: str | None, num_products: int) -> str | None:  # noqa: ARG002
-        if self.preconditioner == "kronecker" and statistic != "kfac":
+    def refusal(self, objective: Objective, num_products: int) -> str | None:  # noqa: ARG002
+        if self.preconditioner == "kronecker" and not objective.has_output_factors:
             return "the kronecker preconditioner is made of K-FAC factors; use objective kfac"
         return None
 
@@ -178,8 +179,10 @@ class ClosedForm(Solver):
     pseudo-inverse, K-FAC of two models by diagonalising both at once.
     """
 
-    def refusal(self, statistic: str | None, num_products: int) -> str | None:
-        if statistic == "kfac" and num_products > 2:
+    name = "closed_form"
+
+    def refusal(self, objective: Objective, num_products: int) -> str | None:
+        if objective.has_output_factors and num_products > 2:
             return (
                 f"kfac has no closed form for {num_products} models or uses of a weight: the sum "
                 "of more than two Kronecker products cannot be inverted as one; use solver cg with "
@@ -197,21 +200,4 @@ class ClosedForm(Solver):
         return solve_diagonal(problem.system)
 
 
-class SummedFactors(Solver):
-    """The Kronecker product of summed factors in place of the sum of products, in closed form.
-
-    The shortcut that the paper reports to fail; here to be seen failing.
-    """
-
-    def refusal(self, statistic: str | None, num_products: int) -> str | None:  # noqa: ARG002
-        return None if statistic == "kfac" else "summed_factors is a shortcut for kfac alone"
-
-    def solve(self, problem: Problem) -> Solution:
-        return solve_by_summed_factors(problem.system, problem.start, problem.stored)
-
-
-SOLVERS: Mapping[str, type[Solver]] = {
-    "cg": ConjugateGradients,
-    "closed_form": ClosedForm,
-    "summed_factors": SummedFactors,
-}
+SOLVERS: Mapping[str, type[Solver]] = table(ConjugateGradients, ClosedForm)

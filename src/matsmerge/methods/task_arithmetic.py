@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.method import Measured, Method, Site, combine
+from matsmerge.methods.method import Method
+from matsmerge.methods.site import Site, combine
 
 
 class TaskArithmetic(Method):
@@ -14,6 +15,7 @@ class TaskArithmetic(Method):
     Ilharco et al., 2023 (arXiv:2212.04089); `scale` is their lambda.
     """
 
+    name = "task_arithmetic"
     needs_base = True
 
     scale: float = Field(1.0, description="factor on the summed task vectors, the paper's lambda")
@@ -27,6 +29,6 @@ class TaskArithmetic(Method):
         scale = self.scale / sum(weights) if self.normalize else self.scale
         return [scale * weight for weight in weights]
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:  # noqa: ARG002
+    def merge(self, site: Site) -> Tensor:
         coefficients = self.coefficients([task.weight for task in site.tasks])
         return combine(site, 1 - sum(coefficients), coefficients)

@@ -20,17 +20,9 @@ from matsmerge.linalg.selection import (
     kth_largest,
     tally,
 )
-from matsmerge.methods.method import (
-    Measured,
-    Measuring,
-    Method,
-    Pass,
-    Site,
-    Task,
-    load_deltas,
-    stack_deltas,
-)
+from matsmerge.methods.method import Measuring, Method, Pass
 from matsmerge.methods.sign_election import merge_agreeing
+from matsmerge.methods.site import Site, Task, load_deltas, stack_deltas
 
 _SAMPLE_ABOVE = 1 << 17  # fewer values than this are simply collected
 _SAMPLE_BLOCK = 1 << 12
@@ -44,6 +36,7 @@ class Ties(Method):
     in the paper, else of each parameter.
     """
 
+    name = "ties"
     needs_base = True
 
     scale: float = Field(1.0, description="factor on the merged task vector, the paper's lambda")
@@ -63,11 +56,11 @@ class Ties(Method):
             return {}
         return {"thresholds": (yield from _thresholds(densities, num_elements))}
 
-    def merge(self, site: Site, measured: Measured) -> Tensor:
+    def merge(self, site: Site) -> Tensor:
         base = site.load_base()
         deltas = stack_deltas(site, base)
-        if measured:
-            for delta, threshold in zip(deltas, measured["thresholds"], strict=True):
+        if site.measured:
+            for delta, threshold in zip(deltas, site.measured["thresholds"], strict=True):
                 _trim_(delta, threshold)
         weights = [task.weight for task in site.tasks]
         merged = merge_agreeing(deltas, weights, normalize=self.normalize)

@@ -4,40 +4,30 @@ What has no counterpart here is refused by name, never ignored.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.recipes.recipe import short_names
 
-_METHODS = {
-    "linear": "average",
-    "task_arithmetic": "task_arithmetic",
-    "ties": "ties",
-    "dare_ties": "dare_ties",
-    "dare_linear": "dare_linear",
-    "slerp": "slerp",
-    "model_stock": "model_stock",
-}
+_SAME = ("task_arithmetic", "ties", "dare_ties", "dare_linear", "slerp", "model_stock")
+_METHODS = {"linear": "average", **{name: name for name in _SAME}}
 _KEYS = ("merge_method", "models", "parameters", "base_model", "dtype", "out_dtype")
 # mergekit's name -> ours, for parameters of the whole merge and of one model
-_SHARED = {
+_SCALED = {"normalize": "normalize", "lambda": "scale"}
+_SHARED: Mapping[str, Mapping[str, str]] = {
     "linear": {"normalize": "normalize"},
-    "task_arithmetic": {"normalize": "normalize", "lambda": "scale"},
-    "ties": {"normalize": "normalize", "lambda": "scale"},
-    "dare_ties": {"normalize": "normalize", "lambda": "scale", "rescale": "rescale"},
-    "dare_linear": {"normalize": "normalize", "lambda": "scale", "rescale": "rescale"},
+    "task_arithmetic": _SCALED,
+    "ties": _SCALED,
+    "dare_ties": {**_SCALED, "rescale": "rescale"},
+    "dare_linear": {**_SCALED, "rescale": "rescale"},
     "slerp": {},
     "model_stock": {},
 }
-_PER_MODEL = {
-    "linear": ("weight",),
-    "task_arithmetic": ("weight",),
-    "ties": ("weight", "density"),
-    "dare_ties": ("weight", "density"),
-    "dare_linear": ("weight", "density"),
-    "slerp": (),
-    "model_stock": (),
+_PER_MODEL: Mapping[str, Sequence[str]] = {
+    **dict.fromkeys(("linear", "task_arithmetic"), ("weight",)),
+    **dict.fromkeys(("ties", "dare_ties", "dare_linear"), ("weight", "density")),
+    **dict.fromkeys(("slerp", "model_stock"), ()),
 }
 # What mergekit assumes where its defaults are not ours.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -218,15 +208,8 @@ class _Translation:
             return
         conditions: list[tuple[Any, str | None]] = []
         for item in value:
-            if (
-                not isinstance(item, Mapping)
-                or "value" not in item
-                or item.keys()
-                - {
-                    "value",
-                    "filter",
-                }
-            ):
+            known = {"value", "filter"}
+            if not isinstance(item, Mapping) or "value" not in item or item.keys() - known:
                 self.problems.append(f"expected entries with 'value' and 'filter', found {item!r}")
                 return
             text = item.get("filter")

@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 
 from matsmerge.errors import closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, NUM_SEEDS
-from matsmerge.statistics.data_collecting import Choice
-from matsmerge.statistics.options import Options, make_options
+from matsmerge.statistics.collection_options import CollectionOptions, make_options
+from matsmerge.statistics.prepared_collection import Choice
 from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.task_file import TaskFile, read_task_file
 
@@ -68,7 +68,7 @@ class ModelData(TaskFile):
         )
 
     @property
-    def statistics_options(self) -> Options:
+    def statistics_options(self) -> CollectionOptions:
         """How Gram matrices are collected."""
         return make_options(statistics="gram", seed=self.seed, held_out=self.held_out)
 

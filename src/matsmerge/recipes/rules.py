@@ -10,7 +10,9 @@ from pydantic import ValidationError
 from matsmerge.checkpoints.alignment import matches
 from matsmerge.errors import RecipeError
 from matsmerge.methods.method import Method
-from matsmerge.recipes.recipe import Recipe, at_depth, describe
+from matsmerge.methods.options import at_depth
+from matsmerge.problems import problems_of
+from matsmerge.recipes.recipe import Recipe
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
@@ -60,7 +62,7 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
                 spec = current.overridden(override)
             except ValidationError as error:
                 raise RecipeError(
-                    [f"{name}: override {override.match}: {p}" for p in describe(error)]
+                    [f"{name}: override {override.match}: {p}" for p in problems_of(error)]
                 ) from error
             current = current.model_copy(update={"method": spec})
         for model, change in override.models.items():
@@ -71,7 +73,7 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
     try:
         method = current.method.at_depth(depth)
     except ValidationError as error:
-        raise RecipeError([f"{name}: {problem}" for problem in describe(error)]) from error
+        raise RecipeError([f"{name}: {problem}" for problem in problems_of(error)]) from error
     default_density = 1.0 if method.own_density is None else method.own_density
     rule = Rule(
         method,

@@ -11,24 +11,28 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.errors import NonFiniteError, RecipeError, ResourceError, StatisticsError
-from matsmerge.statistics.combining import statistics_of
-from matsmerge.statistics.describing import Seen, describe_maps, find_lacking
-from matsmerge.statistics.options import Options
-from matsmerge.statistics.parameters import find_maps, find_parameters, join_tied
+from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.coverage import Seen
+from matsmerge.statistics.input_watch import Subject
+from matsmerge.statistics.kinds import KINDS
+from matsmerge.statistics.kinds.statistic import GradientStatistic, InputStatistic
+from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.parameters import Owned, find_maps, find_parameters, join_tied
 from matsmerge.statistics.running_state import (
     CollectionState,
     Lesson,
-    StateReader,
     arrays_of,
     describe_totals,
+    read_totals,
 )
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Header, Origin, Statistics
+from matsmerge.statistics.statistics_sum import statistics_of
 from matsmerge.statistics.totals import Totals
-from matsmerge.statistics.watches import Subject, Watches
+from matsmerge.statistics.watches import Watches
 from matsmerge.tasks.batch import Batch
-from matsmerge.version import __version__
+from matsmerge.version import versions
 
 Loss = Callable[[nn.Module, Any], Any]
 
@@ -43,12 +47,12 @@ class Collection:
     def __init__(
         self,
         model: nn.Module,
-        options: Options,
+        options: CollectionOptions,
         loss: Loss | None,
         names: Mapping[str, str] | None = None,
     ) -> None:
         if options.wants_gradients and loss is None:
-            kinds = ", ".join(k for k in options.statistics if k != "gram")
+            kinds = ", ".join(kind.name for kind in options.collected if kind.needs_loss)
             raise RecipeError(
                 f"{kinds}: needs a loss; give loss=f with f(model, batch) returning the negative "
                 "log-likelihood of each example, or logits and targets"
@@ -204,9 +208,11 @@ class Collection:
         unknown = [m for item in state.leaders.items() for m in item if m not in maps]
         if unknown:
             raise StatisticsError(f"there is no map '{unknown[0]}' in the model")
-        reader = StateReader(arrays.specs, arrays.__getitem__, maps, self._parameters)
-        dtype = self.totals[MAIN].dtype
-        self.totals = {n: reader.totals(n, state.sets[n], dtype) for n in self.totals}
+        targets = maps, self._parameters
+        self.totals = {
+            name: read_totals(arrays, name, state.sets[name], targets, totals.dtype)
+            for name, totals in self.totals.items()
+        }
         self._shared.include(state.leaders)
         self._lessons = {lesson.batch: lesson for lesson in state.lessons}
         self.notes = list(state.notes)
@@ -214,12 +220,14 @@ class Collection:
     def expected_bytes(self) -> int:
         """About the size of the statistics in float32; known once a batch was looked at."""
         leaders = set(self._shared.leaders.values())
-        inputs = [m for m in self._maps if m.name in leaders]
-        num = sum(m.num_groups * m.num_inputs**2 // 2 for m in inputs if m.layout != "embedding")
-        if "kfac" in self.options.statistics:
-            num += sum(m.num_groups * m.num_outputs**2 // 2 for m in self._maps if m.has_factor)
-        if "fisher" in self.options.statistics:
-            num += sum(owned.parameter.numel() for owned in self._parameters.values())
+        num = 0
+        for kind in self.options.collected:
+            targets: Iterable[LinearMap | Owned] = self._maps
+            if isinstance(kind, GradientStatistic):
+                targets = self._parameters.values()
+            elif isinstance(kind, InputStatistic):
+                targets = [m for m in self._maps if m.name in leaders]
+            num += sum(kind.num_values(t) for t in targets if kind.refuses(t) is None)
         return 4 * len(self.totals) * num
 
     def statistics(self, model: Origin, data: tuple[Origin, ...]) -> Statistics:
@@ -232,17 +240,18 @@ class Collection:
             leaders=self._shared.leaders,
             used={m for w in self._watches.values() for m in w.structure.uses},
             handled={n for w in self._watches.values() for n in w.handled},
-            inputs={name for totals in sets for name in totals.inputs},
-            outputs={name for totals in sets for name in totals.outputs},
-            squares={name for totals in sets for name in totals.squares},
-            blocks={name for totals in sets for name in totals.blocks},
+            having={
+                kind.name: {name for totals in sets for name in totals.names(kind)}
+                for kind in KINDS.values()
+            },
+            keeps_means=self.options.bias,
         )
-        maps = describe_maps(seen, names)
+        maps = seen.describe_maps(names)
         header = Header(
             model=model,
             data=data,
             options=self.options,
-            versions=_versions(),
+            versions=versions("torch", *({"transformers"} & sys.modules.keys())),
             maps=tuple(m for m in maps if m.inputs is not None or m.outputs),
             sets={},
             forms={},
@@ -252,11 +261,11 @@ class Collection:
                 for alias in p.aliases
             },
             without={
-                kind: dict(find_lacking(kind, seen, maps, names, self.options))
+                kind: {names[name]: why for name, why in seen.find_lacking(KINDS[kind])}
                 for kind in self.options.statistics
             },
         )
-        renamed = {name: _renamed(totals, names) for name, totals in self.totals.items()}
+        renamed = {name: totals.renamed(names) for name, totals in self.totals.items()}
         result = statistics_of(header, renamed)
         _check_finite((name, result.arrays[name]) for name in result.arrays.specs)
         return result
@@ -296,22 +305,3 @@ def _run_plain(model: nn.Module, item: Any) -> Any:
     if isinstance(item, Mapping):
         return model(**item)
     return model(*item) if isinstance(item, (tuple, list)) else model(item)
-
-
-def _renamed(totals: Totals, names: Mapping[str, str]) -> Totals:
-    return Totals(
-        totals.dtype,
-        totals.num_examples,
-        totals.inputs,
-        totals.outputs,
-        {names[n]: v for n, v in totals.squares.items()},
-        {names[n]: v for n, v in totals.blocks.items()},
-    )
-
-
-def _versions() -> dict[str, str]:
-    versions = {"matsmerge": __version__, "torch": str(torch.__version__)}
-    transformers = sys.modules.get("transformers")
-    if transformers is not None:
-        versions["transformers"] = str(transformers.__version__)
-    return versions

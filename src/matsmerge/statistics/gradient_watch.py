@@ -1,46 +1,46 @@
 """Watches gradients at the outputs of modules during backward passes, for Fisher information."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from matsmerge.statistics.gradients import Call, MapCall, NormCall, add_squares
-from matsmerge.statistics.input_watch import Pass, first_argument
-from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.gradients import Call, MapCall, NormCall
+from matsmerge.statistics.input_watch import Pass, Subject, first_argument
+from matsmerge.statistics.kinds.statistic import GradientStatistic, GradientSum, OutputStatistic
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.replay import ReplayCall
 from matsmerge.statistics.structure import Structure, is_float
-from matsmerge.statistics.totals import BlockSum, Totals
+from matsmerge.statistics.totals import Totals
 
 
 class GradientWatch:
-    """Adds squares and outer products of gradients to the totals of the current pass."""
+    """Adds gradients to the totals of the current pass.
+
+    For an example that is run alone, gradients of parameters are those that autograd computes; in
+    a batch they have a closed form, or are replayed.
+    """
 
     current: Pass | None = None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        parameters: Mapping[str, Owned],
-        maps: Sequence[LinearMap],
-        structure: Structure,
-        kinds: Collection[str],
-    ) -> None:
-        self._modules = dict(model.named_modules())
-        self._parameters = parameters
+    def __init__(self, subject: Subject, structure: Structure, *, is_alone: bool = False) -> None:
+        self._modules = dict(subject.model.named_modules())
+        self._parameters = subject.parameters
         self._structure = structure
-        self._kinds = kinds
-        self._maps = {m.name: m for m in maps if m.name in structure.uses}
-        self.with_outputs = {
-            name
-            for name, m in self._maps.items()
-            if "kfac" in kinds and m.has_factor and structure.is_separate(name)
-        }
+        kinds = subject.options.collected
+        self._of_parameters = [kind for kind in kinds if isinstance(kind, GradientStatistic)]
+        of_outputs = [kind for kind in kinds if isinstance(kind, OutputStatistic)]
+        self._is_alone = is_alone
+        self._maps = {m.name: m for m in subject.maps if m.name in structure.uses}
+        self._outputs_of: dict[str, list[OutputStatistic]] = {}  # by map
+        for name, m in self._maps.items():
+            own = [kind for kind in of_outputs if kind.refuses(m) is None]
+            if own and structure.is_separate(name):
+                self._outputs_of[name] = own
         self._plan()
         self._calls: dict[str, list[Call]] = {}  # by module, of this forward pass
         self._replay_calls: list[ReplayCall] = []
@@ -57,8 +57,7 @@ class GradientWatch:
         self.elsewhere: list[str] = []  # what would have to be replayed, but cannot be
         for name, owned in self._parameters.items():
             owners = [m for m, _ in owned.owners if m in self._structure.uses]
-            wanted = "fisher" in self._kinds or ("block_fisher" in self._kinds and owned.is_vector)
-            if not owners or not wanted:
+            if not owners or not self._kinds_of(owned) or self._is_alone:
                 continue
             if all(self._has_closed_form(m) for m in owners):
                 self.closed[name] = owned
@@ -84,6 +83,9 @@ class GradientWatch:
             for module in modules:
                 self._replayed_of[module].append(name)
 
+    def _kinds_of(self, owned: Owned) -> list[GradientStatistic]:
+        return [kind for kind in self._of_parameters if kind.refuses(owned) is None]
+
     @property
     def handled(self) -> set[str]:
         """The parameters whose gradients are known for single examples."""
@@ -96,7 +98,7 @@ class GradientWatch:
     def hooks(self) -> AbstractContextManager[Any]:
         """Watch the model until the context ends."""
         stack = ExitStack()
-        for name in dict.fromkeys([*self.with_outputs, *self._closed_of, *self._replayed_of]):
+        for name in dict.fromkeys([*self._outputs_of, *self._closed_of, *self._replayed_of]):
             if name not in self._structure.uses:
                 continue
 
@@ -107,7 +109,7 @@ class GradientWatch:
                     return None
                 if name in self._replayed_of:
                     output = self._record_replay(name, module, (args, kwargs), output)
-                if name in self.with_outputs or name in self._closed_of:
+                if name in self._outputs_of or name in self._closed_of:
                     output = self._record(name, module, first_argument(args, kwargs), output)
                 return output
 
@@ -118,29 +120,21 @@ class GradientWatch:
     def begin_forward(self) -> None:
         self._calls, self._replay_calls = defaultdict(list), []
 
-    def backward(
-        self,
-        terms: Iterator[Tensor],
-        directly: Sequence[Owned] = (),
-        kinds: Collection[str] = (),
-    ) -> None:
-        """Send the gradients of per-example scalars back, and add what they give.
-
-        Parameters given as `directly` get the gradients that autograd computes; that is only
-        right for a single example.
-        """
+    def backward(self, terms: Iterator[Tensor]) -> None:
+        """Send the gradients of per-example scalars back, and add what they give."""
         term = next(terms, None)
         while term is not None:
             following = next(terms, None)
             self._begin_backward()
-            if term.requires_grad and directly:
-                tensors = [owned.parameter for owned in directly]
+            if term.requires_grad and self._is_alone:
+                parameters = list(self._parameters.values())
+                tensors = [owned.parameter for owned in parameters]
                 gradients = torch.autograd.grad(
                     term.sum(), tensors, retain_graph=following is not None, allow_unused=True
                 )
-                for owned, gradient in zip(directly, gradients, strict=True):
+                for owned, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None:
-                        self._add_gradient(owned, gradient, kinds)
+                        self._add_gradient(owned, gradient)
             elif term.requires_grad:
                 term.sum().backward(retain_graph=following is not None)
             self._end_backward()
@@ -192,9 +186,11 @@ class GradientWatch:
         """A gradient is here; use it as soon as no other one is missing, and let it go."""
         call.check_unchanged(module)
         call.grad = grad
-        if module in self.with_outputs:
+        if module in self._outputs_of:
             assert isinstance(call, MapCall)
-            self._add_outputs(call)
+            rows = call.output_rows()
+            for kind in self._outputs_of[module]:
+                self._totals.sum_of(kind, call.map, rows.device).add(rows)
         for name in self._closed_of.get(module, ()):
             self._waiting[name] -= 1
             if self._waiting[name] == 0:
@@ -212,14 +208,6 @@ class GradientWatch:
                 call.grad = None
         self._add_replayed()
 
-    def _add_outputs(self, call: MapCall) -> None:
-        rows = call.output_rows()
-        outputs, name = self._totals.outputs, call.map.name
-        if name not in outputs:
-            shape = (*rows.shape[:-2], rows.shape[-1])
-            outputs[name] = self._totals.new_sum(shape, rows.device)
-        outputs[name].add(rows)
-
     def _add_closed(self, owned: Owned) -> None:
         calls = [
             (call, attribute)
@@ -230,11 +218,13 @@ class GradientWatch:
         if not calls:
             return
         if owned.is_vector:
-            vectors = torch.stack([call.vectors(attribute) for call, attribute in calls])
-            self._add_vectors(owned, vectors.sum(0), self._kinds)
+            vectors = torch.stack([call.vectors(attribute) for call, attribute in calls]).sum(0)
+            for total in self._sums(owned, vectors.device):
+                total.add(vectors)
         else:
             products = [call for call, _ in calls if isinstance(call, MapCall)]
-            add_squares(self._squares_of(owned, products[0].x.device), products)
+            for total in self._sums(owned, products[0].x.device):
+                total.add_calls(products)
 
     def _add_replayed(self) -> None:
         num_examples = len(self._replay_calls[0].examples.numbers) if self._replay_calls else 0
@@ -251,31 +241,18 @@ class GradientWatch:
                 for name, g in zip(names, found, strict=True):
                     gradients[name] = gradients[name] + g if name in gradients else g
             for name, g in gradients.items():
-                self._add_gradient(self._parameters[name], g, self._kinds)
+                self._add_gradient(self._parameters[name], g)
 
-    def _add_gradient(self, owned: Owned, gradient: Tensor, kinds: Collection[str]) -> None:
+    def _add_gradient(self, owned: Owned, gradient: Tensor) -> None:
         """Add the gradient of one example."""
         gradient = gradient.to(self._totals.dtype)
-        if owned.is_vector:
-            self._add_vectors(owned, gradient.reshape(1, -1), kinds)
-        elif "fisher" in kinds:
-            self._squares_of(owned, gradient.device).addcmul_(gradient, gradient)
+        rows = gradient.reshape(1, -1) if owned.is_vector else gradient[None]
+        for total in self._sums(owned, gradient.device):
+            total.add(rows)
 
-    def _add_vectors(self, owned: Owned, vectors: Tensor, kinds: Collection[str]) -> None:
-        if "fisher" in kinds:
-            total = self._squares_of(owned, vectors.device)
-            total += vectors.square().sum(0).view_as(total)
-        if "block_fisher" in kinds:
-            blocks = self._totals.blocks
-            blocks.setdefault(owned.name, BlockSum(vectors.shape[1])).add(vectors)
-
-    def _squares_of(self, owned: Owned, device: torch.device) -> Tensor:
-        squares = self._totals.squares
-        if owned.name not in squares:
-            shape, dtype = owned.parameter.shape, self._totals.dtype
-            squares[owned.name] = torch.zeros(shape, dtype=dtype, device=device)
-        squares[owned.name] = squares[owned.name].to(device)
-        return squares[owned.name]
+    def _sums(self, owned: Owned, device: torch.device) -> list[GradientSum]:
+        sums = [self._totals.sum_of(kind, owned, device) for kind in self._kinds_of(owned)]
+        return cast(list[GradientSum], sums)
 
     @property
     def _totals(self) -> Totals:

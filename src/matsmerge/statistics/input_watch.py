@@ -1,19 +1,34 @@
 """Watches the inputs of linear maps during forward passes, for their second moments."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.gradients import Examples
+from matsmerge.statistics.kinds.statistic import InputStatistic
 from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.row_masks import RowMasks
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.structure import Structure
-from matsmerge.statistics.totals import RowSum, TokenSum, Totals
+from matsmerge.statistics.totals import Totals
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is watched, what is collected of it, and the totals of all sets."""
+
+    model: nn.Module
+    run: Callable[[nn.Module, Any], Any]
+    options: CollectionOptions
+    parameters: Mapping[str, Owned]
+    maps: Sequence[LinearMap]
+    shared: SharedInputs
+    sets: Sequence[Totals]
 
 
 @dataclass(frozen=True)
@@ -30,20 +45,17 @@ class InputWatch:
 
     current: Pass | None = None
 
-    def __init__(
-        self,
-        maps: Sequence[LinearMap],
-        structure: Structure,
-        shared: SharedInputs,
-        sets: Sequence[Totals],
-        *,
-        keep_means: bool,
-    ) -> None:
-        self._maps = {m.name: m for m in maps if self._has_rows(m, structure)}
-        self._sets = sets
-        self._keep_means = keep_means
-        self.shared = shared
-        shared.include({name: structure.leaders[name] for name in self._maps})
+    def __init__(self, subject: Subject, structure: Structure) -> None:
+        self._subject = subject
+        collected = subject.options.collected
+        self._kinds = [kind for kind in collected if isinstance(kind, InputStatistic)]
+        maps = [m for m in subject.maps if self._kinds_of(m) and self._has_rows(m, structure)]
+        self._maps = {m.name: m for m in maps}
+        self._shared = subject.shared
+        self._shared.include({name: structure.leaders[name] for name in self._maps})
+
+    def _kinds_of(self, m: LinearMap) -> list[InputStatistic]:
+        return [kind for kind in self._kinds if kind.refuses(m) is None]
 
     @staticmethod
     def _has_rows(m: LinearMap, structure: Structure) -> bool:
@@ -53,11 +65,6 @@ class InputWatch:
             m.name in structure.widened or all(use.split and use.split[0] for use in uses)
         )
 
-    @property
-    def maps(self) -> Mapping[str, LinearMap]:
-        """The maps whose inputs are watched, by name."""
-        return self._maps
-
     def hooks(self) -> AbstractContextManager[Any]:
         """Watch the model until the context ends."""
         stack = ExitStack()
@@ -66,7 +73,7 @@ class InputWatch:
             def receive(_: nn.Module, args: Any, kwargs: Any, m: LinearMap = m) -> None:
                 if self.current is not None:
                     x = first_argument(args, kwargs)
-                    leader = self.shared.receive(m.name, x)
+                    leader = self._shared.receive(m.name, x)
                     if leader is not None:
                         self._count(leader, x)
 
@@ -79,42 +86,37 @@ class InputWatch:
 
         def split(leader: str, members: list[str]) -> None:
             assert self.current is not None
-            own_sets = {id(t): t for t in (*self._sets, self.current.totals)}
+            own_sets = {id(t): t for t in (*self._subject.sets, self.current.totals)}
             for totals in own_sets.values():
-                if leader in totals.inputs:
-                    own = totals.inputs[leader]
-                    totals.inputs |= {name: own.clone() for name in members if name != leader}
+                totals.share(leader, members)
 
-        self.shared.finish(split, self._count)
+        self._shared.finish(split, self._count)
         self.current = None
 
     def _count(self, name: str, x: Tensor) -> None:
-        """Add an input to the second moment that goes by this name."""
+        """Add an input to the sums that go by this name."""
         assert self.current is not None
         m = self._maps[name]
         totals, masks = self.current.totals, self.current.masks
         x = x.detach()
-        if name not in totals.inputs:
-            totals.inputs[name] = self._new_sum(m, totals, x.device)
-        total = totals.inputs[name]
+        members = [self._maps[n].module for n in self._shared.members(self._shared.leaders[name])]
+        keeps_mean = self._subject.options.bias and any(
+            getattr(module, "bias", None) is not None for module in members
+        )
+        sums = [
+            totals.sum_of(kind, m, x.device, keeps_mean=keeps_mean) for kind in self._kinds_of(m)
+        ]
         if m.layout == "conv2d":
             for rows in m.input_pieces(x):  # (sequences, [groups,] rows, in)
                 by_group = rows if rows.ndim == 3 else rows.transpose(0, 1)
-                total.add(by_group.flatten(-3, -2))
+                for total in sums:
+                    total.add(by_group.flatten(-3, -2))
             return
         is_index = m.layout == "embedding"
         real = masks.real_rows(x.shape if is_index else x.shape[:-1], name)
         rows = x.reshape(-1) if is_index else x.reshape(-1, x.shape[-1])
-        total.add(rows, None if real is None else real.to(rows.device))
-
-    def _new_sum(self, m: LinearMap, totals: Totals, device: torch.device) -> RowSum | TokenSum:
-        d = m.num_inputs
-        if m.layout == "embedding":
-            return TokenSum(torch.zeros(d, dtype=torch.long, device=device))
-        members = self.shared.members(self.shared.leaders[m.name])
-        has_bias = any(self._maps[n].module.bias is not None for n in members)
-        shape = (m.num_groups, d) if m.num_groups > 1 else (d,)
-        return RowSum(totals.new_sum(shape, device, with_first=has_bias and self._keep_means))
+        for total in sums:
+            total.add(rows, None if real is None else real.to(rows.device))
 
 
 def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

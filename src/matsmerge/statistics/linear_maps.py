@@ -6,13 +6,12 @@ inputs. Z stands for input rows, O for gradients at output rows.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from matsmerge.statistics.statistics import Layout
-
-MAX_FACTOR_OUTPUTS = 1 << 14  # the second moment of a vocabulary's gradients would not fit
+Layout = Literal["linear", "conv1d", "conv2d", "embedding"]
 _PIECE_ELEMENTS = 1 << 24  # of unfolded patches at once
 
 
@@ -47,11 +46,6 @@ class LinearMap:
         if self.layout in ("linear", "conv2d"):
             return int(weight.shape[0]) // self.num_groups
         return int(weight.shape[1])
-
-    @property
-    def has_factor(self) -> bool:
-        """Is the second moment of its output gradients of a size that can be kept?"""
-        return self.num_outputs <= MAX_FACTOR_OUTPUTS
 
     def input_rows(self, x: Tensor) -> Tensor:
         """(sequences, rows, in), or (sequences, groups, rows, in) for groups, from an input."""

@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor
 
 from matsmerge.errors import DataError, NonFiniteError
-from matsmerge.statistics.options import Options
+from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.tasks.prediction import IGNORED, Prediction
 
 
-def loss_terms(result: Any, numbers: Sequence[int], options: Options) -> Iterator[Tensor]:
+def loss_terms(result: Any, numbers: Sequence[int], options: CollectionOptions) -> Iterator[Tensor]:
     """Scalars of examples from what a loss function returned, checked; see `fisher_terms`."""
     if isinstance(result, tuple) and len(result) == 2:
         result = Prediction(*result)
@@ -34,7 +34,7 @@ def loss_terms(result: Any, numbers: Sequence[int], options: Options) -> Iterato
         yield term
 
 
-def _losses(result: Any, numbers: Sequence[int], options: Options) -> Tensor:
+def _losses(result: Any, numbers: Sequence[int], options: CollectionOptions) -> Tensor:
     if not isinstance(result, Tensor) or result.shape != (len(numbers),):
         found = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
         raise DataError(

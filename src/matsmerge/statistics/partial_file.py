@@ -13,10 +13,11 @@ from pydantic import BaseModel, ConfigDict
 from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import AnotherRunError, MatsError, OutputError, StatisticsError
-from matsmerge.guarded_files import parse_as, parse_json
+from matsmerge.files.guarded_files import parse_as, parse_json
+from matsmerge.files.whole_outputs import temporary_path
 from matsmerge.statistics.collection import Collection
 from matsmerge.statistics.running_state import CollectionState
-from matsmerge.statistics.statistics_file import temporary_path, write_arrays
+from matsmerge.statistics.statistics_file import write_arrays
 
 _SECONDS_BETWEEN = 60.0
 _METADATA_KEY = "matsmerge_interrupted_collection"
@@ -102,7 +103,7 @@ def partial_path(target: Path, process: str = "") -> Path:
 
 
 class Interruption:
-    """Whether somebody asked to stop. Asking twice stops at once."""
+    """A request to stop, by Ctrl-C or SIGTERM; a second one stops at once."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # of the signal by which somebody asked

@@ -9,8 +9,8 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch import distributed as dist
 
-from matsmerge.statistics.combining import add_up
 from matsmerge.statistics.statistics import Header, Statistics, in_memory
+from matsmerge.statistics.statistics_sum import add_up
 
 
 @dataclass(frozen=True)

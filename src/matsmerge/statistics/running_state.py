@@ -5,21 +5,22 @@ not yet multiplied would be multiplied at another time, which rounds differently
 goes on from these arrays gives the bytes that one without interruption gives.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.errors import StatisticsError
-from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperSum
+from matsmerge.statistics.kinds import KINDS
+from matsmerge.statistics.kinds.statistic import GradientStatistic
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.statistics import Count
-from matsmerge.statistics.totals import BlockSum, RowSum, TokenSum, Totals
-
-Parts = dict[str, Tensor]
+from matsmerge.statistics.totals import Totals
 
 
 class _Part(BaseModel):
@@ -30,10 +31,7 @@ class SetState(_Part):
     """What there is of one set, in the order in which it came up."""
 
     num_examples: Count
-    inputs: dict[str, Count]  # the number of rows, by leading map
-    outputs: list[str]  # maps
-    squares: list[str]  # parameters
-    blocks: list[str]  # parameters
+    sums: dict[str, dict[str, Count]]  # the number of rows, by statistic and map or parameter
 
 
 class Lesson(_Part):
@@ -58,113 +56,50 @@ class CollectionState(_Part):
 def describe_totals(totals: Totals) -> SetState:
     return SetState(
         num_examples=totals.num_examples,
-        inputs={name: total.num_rows for name, total in totals.inputs.items()},
-        outputs=list(totals.outputs),
-        squares=list(totals.squares),
-        blocks=list(totals.blocks),
+        sums={
+            kind: {name: total.num_rows for name, total in sums.items()}
+            for kind, sums in totals.sums.items()
+        },
     )
 
 
 def arrays_of(name_of_set: str, totals: Totals) -> Iterator[tuple[str, Tensor]]:
-    """Arrays named SET/KIND/PART/NAME."""
-    for kind, sums in (
-        ("inputs", totals.inputs),
-        ("outputs", totals.outputs),
-        ("blocks", totals.blocks),
-    ):
+    """Arrays named SET/STATISTIC/PART/NAME."""
+    for kind, sums in totals.sums.items():
         for name, total in sums.items():
             for part, values in total.parts().items():
                 yield f"{name_of_set}/{kind}/{part}/{name}", values
-    for name, values in totals.squares.items():
-        yield f"{name_of_set}/squares/sum/{name}", values
 
 
-class StateReader:
-    """Makes totals of arrays; what does not fit the model is a `StatisticsError`."""
+def read_totals(
+    arrays: Checkpoint,
+    of: str,
+    described: SetState,
+    targets: tuple[Mapping[str, LinearMap], Mapping[str, Owned]],
+    dtype: torch.dtype,
+) -> Totals:
+    """A set's totals as they were; what does not fit the model is a `StatisticsError`.
 
-    def __init__(
-        self,
-        names: Mapping[str, object],
-        read: Callable[[str], Tensor],
-        maps: Mapping[str, LinearMap],
-        parameters: Mapping[str, Owned],
-    ) -> None:
-        self._parts: dict[tuple[str, ...], list[str]] = {}  # by set, kind and name
-        for full in names:
-            if full.count("/") >= 3:
-                of, kind, part, name = full.split("/", 3)
-                self._parts.setdefault((of, kind, name), []).append(part)
-        self._read = read
-        self._maps = maps
-        self._parameters = parameters
-
-    def totals(self, of: str, described: SetState, dtype: torch.dtype) -> Totals:
-        """A set's totals as they were."""
-        totals = Totals(dtype, described.num_examples)
-        for name, num_rows in described.inputs.items():
-            m = self._map(name)
-            parts = self._load(of, "inputs", name)
-            if m.layout == "embedding":
-                _check(parts, name, {"counts": (m.num_inputs,)}, torch.int64)
-                totals.inputs[name] = TokenSum(parts["counts"], num_rows)
-            else:
-                _check_sum(parts, name, m.num_groups, m.num_inputs, dtype)
-                totals.inputs[name] = RowSum(UpperSum.of_parts(parts), num_rows)
-        for name in described.outputs:
-            m = self._map(name)
-            parts = self._load(of, "outputs", name)
-            _check_sum(parts, name, m.num_groups, m.num_outputs, dtype)
-            totals.outputs[name] = UpperSum.of_parts(parts)
-        for name in described.squares:
-            parts = self._load(of, "squares", name)
-            shape = tuple(self._parameter(name).parameter.shape)
-            _check(parts, name, {"sum": shape}, dtype)
-            totals.squares[name] = parts["sum"]
-        for name in described.blocks:
-            parts = self._load(of, "blocks", name)
-            dim = self._parameter(name).parameter.numel()
-            if "gradients" in parts:
-                num = parts["gradients"].shape[0] if parts["gradients"].ndim else 0
-                _check(parts, name, {"gradients": (num, dim)}, dtype)
-            else:
-                _check_sum(parts, name, 1, dim, dtype)
-            totals.blocks[name] = BlockSum.of_parts(dim, parts)
-        return totals
-
-    def _map(self, name: str) -> LinearMap:
-        if name not in self._maps:
-            raise StatisticsError(f"there is no map '{name}' in the model")
-        return self._maps[name]
-
-    def _parameter(self, name: str) -> Owned:
-        if name not in self._parameters:
-            raise StatisticsError(f"there is no parameter '{name}' in the model")
-        return self._parameters[name]
-
-    def _load(self, of: str, kind: str, name: str) -> Parts:
-        parts = self._parts.get((of, kind, name), [])
-        return {part: self._read(f"{of}/{kind}/{part}/{name}") for part in parts}
-
-
-def _check_sum(parts: Parts, name: str, num_groups: int, dim: int, dtype: torch.dtype) -> None:
-    groups = (num_groups,) if num_groups > 1 else ()
-    expected: dict[str, tuple[int, ...]] = {"upper": (*groups, dim * (dim + 1) // 2)}
-    if "first" in parts:
-        expected["first"] = (*groups, dim)
-    if "rows" in parts:
-        num_rows = parts["rows"].shape[0] if parts["rows"].ndim else 0
-        expected["rows"] = (min(num_rows, dim, ENOUGH_ROWS), dim)
-    _check(parts, name, expected, dtype)
-
-
-def _check(
-    parts: Parts, name: str, expected: Mapping[str, tuple[int, ...]], dtype: torch.dtype
-) -> None:
-    found = {part: tuple(values.shape) for part, values in parts.items()}
-    if found != dict(expected):
-        raise StatisticsError(f"'{name}': expected arrays {dict(expected)}, found {found}")
-    for part, values in parts.items():
-        if values.dtype != dtype:
-            raise StatisticsError(f"'{name}': {part} is {values.dtype}, expected {dtype}")
-        if values.is_floating_point() and not bool(values.isfinite().all()):
-            raise StatisticsError(f"'{name}': {part} holds NaN or Inf")
+    `targets` are the maps and the parameters of the model.
+    """
+    parts: dict[tuple[str, ...], dict[str, Tensor]] = defaultdict(dict)  # by statistic and name
+    for full in arrays.specs:
+        if full.startswith(f"{of}/") and full.count("/") >= 3:
+            _, kind_name, part, name = full.split("/", 3)
+            parts[kind_name, name][part] = arrays[full]
+    totals = Totals(dtype, described.num_examples)
+    for kind_name, rows in described.sums.items():
+        kind = KINDS.get(kind_name)
+        if kind is None:
+            raise StatisticsError(f"there is no statistic '{kind_name}'")
+        known: Mapping[str, LinearMap | Owned] = targets[isinstance(kind, GradientStatistic)]
+        for name, num_rows in rows.items():
+            if name not in known:
+                what = "parameter" if isinstance(kind, GradientStatistic) else "map"
+                raise StatisticsError(f"there is no {what} '{name}' in the model")
+            try:
+                total = kind.of_parts(known[name], parts[kind_name, name], num_rows, dtype)
+            except StatisticsError as error:
+                raise StatisticsError(f"'{name}': {error}") from error
+            totals.of(kind)[name] = total
+    return totals

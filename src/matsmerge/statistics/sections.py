@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from matsmerge.errors import DataError
+from matsmerge.statistics.structure import watching_calls
 
 
 @dataclass(frozen=True)
@@ -68,35 +69,23 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
     """Watch a forward pass; inputs and outputs are kept of all items of module lists."""
     found = Trace()
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-    items = {id(item) for module_list in lists for item in module_list}
-    handles = []
-    for name, module in model.named_modules():
-        is_item = id(module) in items
+    ids = {id(item) for module_list in lists for item in module_list}
+    items = {name for name, module in model.named_modules() if id(module) in ids}
 
-        def enter(
-            _: nn.Module, args: Any, kwargs: Any, name: str = name, is_item: bool = is_item
-        ) -> None:
-            found.events.append((name, True))
-            if is_item:
-                found.inputs[name].append((args, kwargs))
+    def enter(name: str, given: Any) -> None:
+        found.events.append((name, True))
+        if name in items:
+            found.inputs[name].append(given)
 
-        def leave(
-            _: nn.Module, _args: Any, output: Any, name: str = name, is_item: bool = is_item
-        ) -> None:
-            found.events.append((name, False))
-            if is_item:
-                found.outputs[name].append(output)
-                # What follows may change the output in place.
-                found.values[name].append(tree_map(_clone, output))
+    def leave(name: str, output: Any) -> None:
+        found.events.append((name, False))
+        if name in items:
+            found.outputs[name].append(output)
+            # What follows may change the output in place.
+            found.values[name].append(tree_map(_clone, output))
 
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        with torch.no_grad():
-            run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with watching_calls(model, enter, leave), torch.no_grad():
+        run()
     return found
 
 

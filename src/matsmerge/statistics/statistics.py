@@ -1,19 +1,12 @@
 """What was measured: arrays, and a header that says what each of them is.
 
-    gram           G = mean over rows of z zᵀ                    (in, in) per linear map
-    kfac           G, and O = 1/N sum over rows of o oᵀ          (out, out)
-    fisher         F = 1/N sum over examples of g * g            the parameter's own shape
-    block_fisher   F = 1/N sum over examples of g gᵀ             (d, d) per vector
-
-z is an input row, o the loss's gradient at an output row, g an example's gradient, N the number
-of examples. With these scales the Fisher of a weight in torch's layout (out, in) is about `O ⊗ G`
-(K-FAC): each row of an example counts, and rows are taken to be independent. The paper writes
-1/N for both factors; the counts are kept, so that any other scale can be had from these arrays.
+Each kind of statistic has a file in `statistics/kinds/` with its formula. The paper writes 1/N for
+both factors of K-FAC; the counts are kept, so that any other scale can be had from these arrays.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
@@ -23,14 +16,14 @@ from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.triangle import unpack_upper
-from matsmerge.statistics.options import Kind, Options
+from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.kinds import KINDS
+from matsmerge.statistics.kinds.statistic import Form
+from matsmerge.statistics.linear_maps import Layout
 
 FORMAT_VERSION = 1
 
-Layout = Literal["linear", "conv1d", "conv2d", "embedding"]
-Form = Literal["symmetric", "diagonal", "rows", "full"]
 MAIN, HELD_OUT = "main", "held_out"
-
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
@@ -47,7 +40,7 @@ class Map(_Part):
     weight: str
     bias: str | None
     inputs: str | None  # the map whose input this one shares; arrays `inputs/…` and `mean/…`
-    outputs: Annotated[bool, Field(strict=True)]  # is there an array `outputs/MODULE`?
+    outputs: Annotated[bool, Field(strict=True)]  # is there an array such as `outputs/MODULE`?
 
 
 class Set(_Part):
@@ -71,7 +64,7 @@ class Header(_Part):
     format_version: int = FORMAT_VERSION
     model: Origin
     data: tuple[Origin, ...]
-    options: Options
+    options: CollectionOptions
     versions: dict[str, str]
     maps: tuple[Map, ...]
     sets: dict[str, Set]
@@ -92,7 +85,7 @@ class Statistics:
     arrays: Checkpoint
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[str, ...]:
         return self.header.options.statistics
 
     def stored(self, key: str, of: str = MAIN) -> Tensor:
@@ -125,7 +118,7 @@ class Statistics:
         With `bias`, of the inputs with a constant 1 appended.
         """
         leader = self.map_of(module).inputs
-        if leader is None:
+        if leader is None or not self.has(f"inputs/{leader}", of):
             raise StatisticsError(f"there is no Gram matrix of '{module}' in these statistics")
         gram = self.array(f"inputs/{leader}", of)
         if not bias:
@@ -156,13 +149,7 @@ class Statistics:
 
     def parameters(self, kind: str) -> list[str]:
         """The parameters that have a kind of statistic."""
-        if kind in ("fisher", "block_fisher"):
-            prefix = f"{MAIN}/{kind}/"
-            return [key.removeprefix(prefix) for key in self.header.forms if key.startswith(prefix)]
-        has = (
-            m for m in self.header.maps if m.inputs is not None and (kind == "gram" or m.outputs)
-        )
-        return list(dict.fromkeys(m.weight for m in has))
+        return KINDS[kind].parameters(self.header)
 
 
 def in_memory(header: Header, arrays: Mapping[str, Tensor]) -> Statistics:

@@ -1,7 +1,6 @@
 """Statistics as one safetensors file: arrays, and the header as JSON in its metadata."""
 
 import contextlib
-import errno
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated
@@ -10,25 +9,20 @@ import torch
 from pydantic import BaseModel, Field
 from torch import Tensor
 
-from matsmerge.checkpoints.checkpoint import TensorSpec, dtype_name, first_line
-from matsmerge.checkpoints.opening import local_path
+from matsmerge.checkpoints.checkpoint import TensorSpec, dtype_name
 from matsmerge.checkpoints.safetensors_header import encode_header, has_metadata, read_header
+from matsmerge.checkpoints.source import local_path
 from matsmerge.checkpoints.stored import StoredCheckpoint
-from matsmerge.errors import CheckpointError, OutputError, RecipeError, StatisticsError
-from matsmerge.guarded_files import parse_as, parse_json
+from matsmerge.errors import CheckpointError, RecipeError, StatisticsError
+from matsmerge.files.guarded_files import parse_as, parse_json
+from matsmerge.files.whole_outputs import whole_file, writing
 from matsmerge.linalg.triangle import is_triangle
-from matsmerge.statistics.statistics import FORMAT_VERSION, Form, Header, Statistics
-from matsmerge.whole_folder import sync
+from matsmerge.statistics.kinds import KINDS, kind_of
+from matsmerge.statistics.kinds.statistic import Form, InputStatistic, OutputStatistic
+from matsmerge.statistics.statistics import FORMAT_VERSION, Header, Statistics
 
 _METADATA_KEY = "matsmerge_statistics"
 _IDENTITY_KEY = "matsmerge_collection"  # a digest, by which --resume knows what is finished
-_FORMS: Mapping[str, tuple[Form, ...]] = {  # of each kind of array
-    "inputs": ("symmetric", "diagonal"),
-    "mean": ("full",),
-    "outputs": ("symmetric",),
-    "fisher": ("full",),
-    "block_fisher": ("symmetric", "rows"),
-}
 # Not float16: squared gradients are smaller than its smallest number.
 _DTYPES = {dtype_name(d): d for d in (torch.float32, torch.bfloat16, torch.float64)}
 
@@ -99,21 +93,24 @@ def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
     """Where a header and its arrays do not fit together."""
     for full, form in header.forms.items():
         of, _, key = full.partition("/")
-        if of not in header.sets or key.partition("/")[0] not in _FORMS:
+        array = key.partition("/")[0]
+        kind = kind_of(array)
+        if of not in header.sets or kind is None:
             yield f"array '{full}' is of no set or kind that there is"
         elif full not in specs:
             yield f"array '{full}' is missing"
-        elif form not in _FORMS[key.partition("/")[0]] or not _has_form(specs[full], form):
+        elif form not in kind.arrays[array] or not _has_form(specs[full], form):
             yield f"array '{full}' ({specs[full]}) has not the form '{form}' that it should"
-        elif key.startswith("inputs/") and not header.sets[of].num_rows.get(key):
+        elif kind.is_per_row and array == kind.array and not header.sets[of].num_rows.get(key):
             yield f"there is no number of rows for '{full}'"
         elif not header.sets[of].num_examples:
             yield f"the set '{of}' has arrays and no examples"
     for m in header.maps:
-        keys = [f"inputs/{m.inputs}"] * (m.inputs is not None) + [f"outputs/{m.module}"] * m.outputs
-        for key in keys:
-            if not any(f"{of}/{key}" in header.forms for of in header.sets):
-                yield f"there is no array '{key}' of the map '{m.module}'"
+        for watching in (InputStatistic, OutputStatistic):
+            found = [kind.key(m) for kind in KINDS.values() if isinstance(kind, watching)]
+            keys = [one for one in found if one is not None]
+            if keys and not any(f"{of}/{k}" in header.forms for of in header.sets for k in keys):
+                yield f"there is no array '{keys[0]}' of the map '{m.module}'"
 
 
 def _has_form(spec: TensorSpec, form: Form) -> bool:
@@ -160,24 +157,7 @@ def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: Mapping[str
     """
     specs = {name: TensorSpec(v.dtype, tuple(v.shape)) for name, v in arrays.items()}
     encoded, _ = encode_header(specs, metadata)
-    temporary = temporary_path(file)
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as opened:
-            opened.write(encoded)
-            for values in arrays.values():
-                opened.write(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        sync(temporary)
-        temporary.replace(file)
-        sync(file.parent)
-    except OSError as error:
-        reason = "the disk is full" if error.errno == errno.ENOSPC else first_line(error)
-        raise OutputError(f"{file}: cannot be written ({reason})") from error
-    finally:  # also when interrupted
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-
-
-def temporary_path(file: Path) -> Path:
-    """Where a file is while it is written; always the same, so that the next run replaces it."""
-    return file.with_name(f".{file.name}.tmp")
+    with writing(file), whole_file(file) as opened:
+        opened.write(encoded)
+        for values in arrays.values():
+            opened.write(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)

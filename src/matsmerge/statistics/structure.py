@@ -196,36 +196,40 @@ def _watch(
     calls: list[_Seen] = []
     stack: list[_Seen] = []
 
-    def before(name: str, args: Any, kwargs: Any) -> None:
-        inputs = tree_flatten((args, kwargs))[0]
+    def enter(name: str, given: Any) -> None:
+        inputs = tree_flatten(given)[0]
         version = inputs[0]._version if inputs and isinstance(inputs[0], Tensor) else 0
         outer = stack[-1] if stack else None
         call = _Seen(name, outer, inputs, version, [_size(t) for t in inputs])
         calls.append(call)
         stack.append(call)
 
-    def after(output: Any) -> None:
+    def leave(_: str, output: Any) -> None:
         leaves = tree_flatten(output)[0]
         stack.pop().output_sizes = [_size(leaf) for leaf in leaves if is_float(leaf)]
 
-    handles = []
-    for name, module in model.named_modules():
-
-        def enter(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-            before(name, args, kwargs)
-
-        def leave(_: nn.Module, _args: Any, output: Any) -> None:
-            after(output)
-
-        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-        handles.append(module.register_forward_hook(leave))
-    try:
-        with torch.no_grad():
-            result, num_sequences = run()
-    finally:
-        for handle in handles:
-            handle.remove()
+    with watching_calls(model, enter, leave), torch.no_grad():
+        result, num_sequences = run()
     return calls, result_tensors(result), num_sequences
+
+
+@contextmanager
+def watching_calls(
+    model: nn.Module, enter: Callable[[str, Any], None], leave: Callable[[str, Any], None]
+) -> Iterator[None]:
+    """Call `enter(module, (args, kwargs))` and `leave(module, output)` around every module."""
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+
+            def before(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                enter(name, (args, kwargs))
+
+            def after(_: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+                leave(name, output)
+
+            hooks.callback(module.register_forward_pre_hook(before, with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(after).remove)
+        yield
 
 
 def _size(leaf: Any) -> int:

@@ -6,9 +6,8 @@ influence each other, rows in an unusual order, weights used behind their module
 example is run alone; slower, but right for any model.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,29 +16,12 @@ from torch import nn
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError, RecipeError
 from matsmerge.statistics.gradient_watch import GradientWatch
-from matsmerge.statistics.input_watch import InputWatch, Pass
-from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.input_watch import InputWatch, Pass, Subject
 from matsmerge.statistics.loss_terms import loss_terms
-from matsmerge.statistics.options import Options
-from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.row_masks import RowMasks
-from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch
 from matsmerge.statistics.structure import find_structure, widening
 from matsmerge.statistics.totals import Totals
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is watched, and for what."""
-
-    model: nn.Module
-    run: Callable[[nn.Module, Any], Any]
-    options: Options
-    parameters: Mapping[str, Owned]
-    maps: Sequence[LinearMap]
-    shared: SharedInputs
-    sets: Sequence[Totals]
 
 
 class Watches:
@@ -47,23 +29,15 @@ class Watches:
 
     def __init__(self, subject: Subject, shown: ShownBatch, hooks: ExitStack) -> None:
         self._subject = subject
-        options, parameters = subject.options, subject.parameters
 
         def run(num_examples: int) -> tuple[Any, int]:
             few = shown.few(num_examples)
             return subject.run(subject.model, few.item), few.examples.num_sequences
 
         self.structure = find_structure(subject.model, subject.maps, run)
-        counted = subject.maps if options.wants_inputs else ()
-        self._inputs = InputWatch(
-            counted, self.structure, subject.shared, subject.sets, keep_means=options.bias
-        )
-
-        def gradient_watch(kinds: Sequence[str]) -> GradientWatch:
-            return GradientWatch(subject.model, parameters, subject.maps, self.structure, kinds)
-
-        self._together = gradient_watch(options.statistics)
-        self._alone = gradient_watch([kind for kind in options.statistics if kind == "kfac"])
+        self._inputs = InputWatch(subject, self.structure)
+        self._together = GradientWatch(subject, self.structure)
+        self._alone = GradientWatch(subject, self.structure, is_alone=True)
         self._refuse_elsewhere()
         wide = [m for m in subject.maps if m.name in self.structure.widened]
         hooks.enter_context(widening(wide, self._num_sequences))
@@ -176,7 +150,7 @@ class Watches:
                 result = subject.run(subject.model, shown.item)
                 self._inputs.end_forward()
                 terms = loss_terms(result, shown.examples.numbers, subject.options)
-                self._alone.backward(terms, parameters, subject.options.statistics)
+                self._alone.backward(terms)
         finally:
             for owned in parameters:
                 owned.parameter.requires_grad_(False)

@@ -1,1 +1,1 @@
-"""What models are asked: data, how it is shown to a model, and how the answers are scored."""
+"""Kinds of tasks: how a row becomes an example, and an output of the model an answer."""

@@ -6,13 +6,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from matsmerge.data.row_values import text_of
 from matsmerge.errors import DataError
 from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.prediction import IGNORED, Prediction
 from matsmerge.tasks.task import TaskOptions, on_device_of
-from matsmerge.tasks.text_encoding import TextEncoder, pad_ids
-from matsmerge.tasks.values import text_of
+from matsmerge.tasks.text_encoder import Ids, TextEncoder, pad_ids
 
 
 class CausalLM(AnswerTask):
@@ -23,6 +23,10 @@ class CausalLM(AnswerTask):
     """
 
     kind = "causal_lm"
+    auto_class = "AutoModelForCausalLM"
+    architectures = ("ForCausalLM", "LMHeadModel")
+    peft_type = "CAUSAL_LM"
+    continues_prompt = True
     required = ()
     optional = ("input", "target", "text")
     prompt = "input"
@@ -54,17 +58,8 @@ class CausalLM(AnswerTask):
         return EncodedAnswer(number, len(ids), ids, [IGNORED, *ids[1:]])
 
     def encode_answer(self, number: int, text: str, answer: str) -> EncodedAnswer:
-        tokenizer = self.encoder.tokenizer
-        eos = tokenizer.eos_token_id
-        # The end of a prompt, where the question is, says most about the answer.
-        prompt = self.encoder.ids(text, from_end=True)
-        if eos is not None and prompt[-1:] == [eos] and not text.endswith(tokenizer.eos_token):
-            prompt = prompt[:-1]  # the text goes on
-        if not prompt:
-            start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else eos
-            if start is None:
-                raise DataError("the input has no tokens, and the tokenizer none to begin with")
-            prompt = [start]
+        eos = self.encoder.tokenizer.eos_token_id
+        prompt = self.encode_prompt(number, text)
         answer_ids = self.encoder.ids(answer, special=False)
         answer_ids += [] if eos is None else [eos]
         if not answer_ids:
@@ -76,6 +71,20 @@ class CausalLM(AnswerTask):
             prompt = prompt[-(limit - len(answer_ids)) :]
         ids = prompt + answer_ids
         return EncodedAnswer(number, len(ids), ids, [IGNORED] * len(prompt) + answer_ids)
+
+    def encode_prompt(self, number: int, text: str) -> Ids:  # noqa: ARG002
+        tokenizer = self.encoder.tokenizer
+        eos = tokenizer.eos_token_id
+        # The end of a prompt, where the question is, says most about the answer.
+        prompt = self.encoder.ids(text, from_end=True)
+        if eos is not None and prompt[-1:] == [eos] and not text.endswith(tokenizer.eos_token):
+            prompt = prompt[:-1]  # the text goes on
+        if prompt:
+            return prompt
+        start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else eos
+        if start is None:
+            raise DataError("the input has no tokens, and the tokenizer none to begin with")
+        return [start]
 
     def collate(self, examples: Sequence[EncodedAnswer]) -> Batch:
         inputs = self.encoder.pad([{"input_ids": example.ids} for example in examples])

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.data.row_values import text_of
 from matsmerge.errors import DataError
+from matsmerge.models.pretrained import quiet
 from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.causal_lm import CausalLM
-from matsmerge.tasks.prediction import IGNORED, Prediction
-from matsmerge.tasks.pretrained import quiet
+from matsmerge.tasks.prediction import Prediction
 from matsmerge.tasks.task import Encoded, Task, TaskOptions
-from matsmerge.tasks.text_encoding import Ids, TextEncoder
-from matsmerge.tasks.values import text_of
+from matsmerge.tasks.text_encoder import Ids
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Generation(Task[EncodedPrompt]):
         self.inner = inner
         self.options: TaskOptions = inner.options
         self.max_new_tokens = max_new_tokens
-        encoder, self._is_decoder = inner.encoder, isinstance(inner, CausalLM)
+        encoder = inner.encoder
         positions = encoder.max_positions
         # A decoder has the prompt before the answer; an encoder-decoder at least the first token.
         room = sys.maxsize if positions is None else positions - max_new_tokens
@@ -55,8 +54,6 @@ class Generation(Task[EncodedPrompt]):
                 "model; expected fewer"
             )
         self._max_prompt = min(encoder.max_length, room)
-        endless = TextEncoder(encoder.tokenizer, sys.maxsize)
-        self._endless = CausalLM(endless, inner.options) if self._is_decoder else None
 
     @classmethod
     def for_model(cls, model: nn.Module, folder: Any, options: TaskOptions) -> "Generation":
@@ -69,10 +66,9 @@ class Generation(Task[EncodedPrompt]):
     def encode(self, row: Mapping[str, Any], number: int) -> EncodedPrompt:
         text, target = text_of(row, "input"), text_of(row, "target")
         answer = self.inner.encode_answer(number, text, target)
-        if self._endless is None:
+        if not self.inner.continues_prompt:
             return EncodedPrompt(number, answer.length, answer.ids, target, answer)
-        whole = self._endless.encode_answer(number, text, target)
-        prompt = whole.ids[: whole.labels.count(IGNORED)]
+        prompt = self.inner.encode_prompt(number, text)
         if len(prompt) > self._max_prompt:
             self.inner.encoder.truncated.add(number)
             prompt = prompt[-self._max_prompt :]
@@ -85,8 +81,8 @@ class Generation(Task[EncodedPrompt]):
         for example in examples:
             padding = [0] * (longest - len(example.ids))
             fill, real = [self.inner.encoder.pad_id] * len(padding), [1] * len(example.ids)
-            ids.append(fill + example.ids if self._is_decoder else example.ids + fill)
-            mask.append(padding + real if self._is_decoder else real + padding)
+            ids.append(fill + example.ids if self.inner.continues_prompt else example.ids + fill)
+            mask.append(padding + real if self.inner.continues_prompt else real + padding)
         inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
         return Batch(inputs, [example.number for example in examples])
 
@@ -105,7 +101,7 @@ class Generation(Task[EncodedPrompt]):
             raise DataError(
                 f"{type(model).__name__}: cannot generate text ({first_line(error)})"
             ) from error
-        start = batch.inputs["input_ids"].shape[1] if self._is_decoder else 1
+        start = batch.inputs["input_ids"].shape[1] if self.inner.continues_prompt else 1
         ends = _as_list(settings.eos_token_id)
         texts = []
         for row in written[:, start:].tolist():

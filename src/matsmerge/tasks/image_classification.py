@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.data.image_files import check_image, image_source, open_image
+from matsmerge.data.labels import Labels
+from matsmerge.data.row_values import value_of
 from matsmerge.errors import DataError
+from matsmerge.optional_import import import_optional
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.image_files import check_image, image_source, open_image
-from matsmerge.tasks.labels import Labels
-from matsmerge.tasks.optional_import import import_optional
 from matsmerge.tasks.task import Encoded, Task, TaskOptions
-from matsmerge.tasks.values import value_of
 
 Processor = Callable[[list[Any]], Tensor]  # images to (images, channels, height, width)
 
@@ -39,6 +39,11 @@ class ImageClassification(Task[EncodedImage]):
     """
 
     kind = "image_classification"
+    auto_class = "AutoModelForImageClassification"
+    architectures = ("ForImageClassification", "ForImageClassificationWithTeacher")
+    main_input = "pixel_values"
+    has_classes = True
+    templates_name_classes = True
     required = ("image", "label")
     targets = "label"
     images = ("image",)

@@ -1,7 +1,15 @@
-"""The kinds of tasks."""
+"""The kinds of tasks, and which of them a model is for."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from matsmerge.adapters.adapter import Adapter
+from matsmerge.adapters.adapter_folder import names_in
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.errors import DataError
+from matsmerge.models.parameter_names import match_names
+from matsmerge.models.pretrained import architecture_of, quiet, read_config, skeleton
+from matsmerge.optional_import import import_optional
 from matsmerge.tasks.causal_lm import CausalLM
 from matsmerge.tasks.image_classification import ImageClassification
 from matsmerge.tasks.multiple_choice import MultipleChoice
@@ -10,11 +18,77 @@ from matsmerge.tasks.sequence_classification import SequenceClassification
 from matsmerge.tasks.task import Task
 from matsmerge.tasks.token_classification import TokenClassification
 
-TASKS: dict[str, type[Task[Any]]] = {
-    "sequence_classification": SequenceClassification,
-    "token_classification": TokenClassification,
-    "seq2seq": Seq2Seq,
-    "causal_lm": CausalLM,
-    "multiple_choice": MultipleChoice,
-    "image_classification": ImageClassification,
+TaskKind = type[Task[Any]]
+
+TASKS: Mapping[str, TaskKind] = {
+    kind.kind: kind
+    for kind in (
+        SequenceClassification,
+        TokenClassification,
+        Seq2Seq,
+        CausalLM,
+        MultipleChoice,
+        ImageClassification,
+    )
 }
+
+
+def kind_of_model(config: Any, adapter: Adapter | None = None) -> TaskKind | None:
+    """The kind that a model's configuration, or that of the adapter on it, says it is for."""
+    task_type = None if adapter is None else adapter.config.task_type
+    of_adapter = [k for k in TASKS.values() if task_type is not None and k.peft_type == task_type]
+    return next(iter([*of_adapter, *(k for k in TASKS.values() if k.is_for(config))]), None)
+
+
+def kind_of_encoder(main_input: str) -> TaskKind | None:
+    """The kind that an encoder with a linear head on it is for."""
+    return next((kind for kind in TASKS.values() if kind.main_input == main_input), None)
+
+
+def choose_kind(label: str, task: str | None, inferred: TaskKind | None, config: Any) -> TaskKind:
+    """The kind asked for, if the model can do it; else the one the model is for."""
+    if task is None:
+        if inferred is None:
+            raise DataError(
+                f"{label}: its architecture '{architecture_of(config)}' does not say what task it "
+                f"is for; say it with --task, one of {', '.join(TASKS)}"
+            )
+        return inferred
+    if task not in TASKS:
+        raise DataError(f"there is no task '{task}'; expected one of {', '.join(TASKS)}")
+    kind = TASKS[task]
+    if inferred not in (None, kind, kind.model_kind(config)):
+        assert inferred is not None
+        raise DataError(
+            f"{label}: is a {architecture_of(config)}, made for {inferred.kind}, and cannot do "
+            f"{task}"
+        )
+    return kind
+
+
+def names_in_base(adapter: Adapter, base: Checkpoint) -> dict[str, str] | None:
+    """Tensors of the base by the adapter's parameters, where transformers stores other names.
+
+    None where the names are alike, or where the class of the model is not known.
+    """
+    folder, weights = base.folder, {names_in(adapter, base)[w] for w in adapter.weights}
+    if folder is None or weights <= {*base.specs}:
+        return None
+    try:
+        config = read_config(folder)
+        with quiet():
+            model = skeleton(_class_of_base(adapter, config), config)
+    except Exception:  # a class and a configuration that do not belong together, say
+        return None  # fitting the adapter will say what does not fit
+    return match_names(model, base)
+
+
+def _class_of_base(adapter: Adapter, config: Any) -> Any:
+    """The class of model that an adapter was made for."""
+    transformers = import_optional("transformers")
+    mapping = adapter.config.content.get("auto_mapping") or {}
+    named = getattr(transformers, str(mapping.get("base_model_class")), None)
+    if isinstance(named, type) and issubclass(named, transformers.PreTrainedModel):
+        return named
+    kind = kind_of_model(config, adapter)
+    return transformers.AutoModel if kind is None else kind.model_class(adapter.label, config)

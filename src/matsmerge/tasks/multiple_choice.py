@@ -9,16 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from matsmerge.data.labels import whole_number
+from matsmerge.data.row_problems import quote
+from matsmerge.data.row_values import is_whole_number, text_of, texts_of, value_of
 from matsmerge.errors import DataError, closest
 from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.causal_lm import CausalLM
 from matsmerge.tasks.prediction import Prediction
-from matsmerge.tasks.problems import describe, quote
 from matsmerge.tasks.seq2seq import Seq2Seq
 from matsmerge.tasks.task import Encoded, Task, TaskOptions, on_device_of
-from matsmerge.tasks.text_encoding import TOKENIZER_FILES
-from matsmerge.tasks.values import is_whole_number, text_of, texts_of, value_of
+from matsmerge.tasks.text_encoder import TOKENIZER_FILES
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,10 @@ class EncodedChoices(Encoded):
 
     answers: list[EncodedAnswer]
     label: int | None
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.answers)
 
 
 class MultipleChoice(Task[EncodedChoices]):
@@ -41,17 +46,28 @@ class MultipleChoice(Task[EncodedChoices]):
     targets = "label"
     prompt = "input"
     files = TOKENIZER_FILES
+    labels_name_choices = True
 
     def __init__(self, answers: AnswerTask, options: TaskOptions) -> None:
         self.answers = answers
         self.options = options
 
     @classmethod
+    def model_kind(cls, config: Any) -> type[AnswerTask]:
+        return Seq2Seq if getattr(config, "is_encoder_decoder", False) else CausalLM
+
+    @classmethod
     def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "MultipleChoice":
-        config: Any = model.config
-        if getattr(config, "is_encoder_decoder", False):
-            return cls(Seq2Seq.for_model(model, folder, options), options)
-        return cls(CausalLM.for_model(model, folder, options), options)
+        return cls(cls.model_kind(model.config).for_model(model, folder, options), options)
+
+    @property
+    def trained_as(self) -> AnswerTask:
+        return self.answers
+
+    def trained_example(self, example: EncodedChoices) -> EncodedAnswer:
+        """The right answer's text is trained."""
+        assert example.label is not None
+        return example.answers[example.label]
 
     @property
     def notes(self) -> list[str]:
@@ -101,13 +117,7 @@ def _label(value: Any, choices: Sequence[str]) -> int:
             raise DataError(f"label {quote(value)} is several choices; give the number of one")
         if not is_whole_number(value):
             raise DataError(f"label {quote(value)} is none of the choices{closest(value, choices)}")
-        value = int(value)
-    if hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, int):
-        raise DataError(
-            f"expected a label from 0 to {len(choices) - 1} or a choice, found {describe(value)}"
-        )
-    if not 0 <= value < len(choices):
-        raise DataError(f"label {value} is out of range; there are {len(choices)} choices")
-    return int(value)
+    number = whole_number(value, len(choices), "choice")
+    if not 0 <= number < len(choices):
+        raise DataError(f"label {number} is out of range; there are {len(choices)} choices")
+    return number

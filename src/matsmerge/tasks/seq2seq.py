@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.data.row_values import text_of
 from matsmerge.errors import DataError
 from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.task import TaskOptions
-from matsmerge.tasks.text_encoding import TextEncoder, pad_ids
-from matsmerge.tasks.values import text_of
+from matsmerge.tasks.text_encoder import Ids, TextEncoder, pad_ids
 
 Shift = Callable[[Tensor], Tensor]  # labels to what the decoder is shown, both (sequences, length)
 
@@ -23,6 +23,9 @@ class Seq2Seq(AnswerTask):
     """Columns `input` and `target`; the encoder sees the one, the decoder says the other."""
 
     kind = "seq2seq"
+    auto_class = "AutoModelForSeq2SeqLM"
+    architectures = ("ForConditionalGeneration", "Model")
+    peft_type = "SEQ_2_SEQ_LM"
     required = ("input", "target")
     prompt = "input"
 
@@ -37,6 +40,10 @@ class Seq2Seq(AnswerTask):
         )
 
     @classmethod
+    def is_for(cls, config: Any) -> bool:
+        return bool(getattr(config, "is_encoder_decoder", False)) and super().is_for(config)
+
+    @classmethod
     def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "Seq2Seq":
         encoder = TextEncoder.for_model(model, folder, options.max_length)
         return cls(encoder, _shift_of(model), options)
@@ -45,7 +52,7 @@ class Seq2Seq(AnswerTask):
         return self.encode_answer(number, text_of(row, "input"), text_of(row, "target"))
 
     def encode_answer(self, number: int, text: str, answer: str) -> EncodedAnswer:
-        ids = self.encoder.encode(number, text)["input_ids"]
+        ids = self.encode_prompt(number, text)
         labels = self.encoder.encode(number, None, text_target=answer, max_length=self._max_target)[
             "input_ids"
         ]
@@ -53,6 +60,10 @@ class Seq2Seq(AnswerTask):
             if not found:
                 raise DataError(f"the {what} has no tokens")
         return EncodedAnswer(number, len(ids) + len(labels), ids, labels)
+
+    def encode_prompt(self, number: int, text: str) -> Ids:
+        ids: Ids = self.encoder.encode(number, text)["input_ids"]
+        return ids
 
     def collate(self, examples: Sequence[EncodedAnswer]) -> Batch:
         inputs = self.encoder.pad([{"input_ids": example.ids} for example in examples])

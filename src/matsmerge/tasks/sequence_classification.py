@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from matsmerge.data.labels import Labels
+from matsmerge.data.row_values import text_of, value_of
 from matsmerge.errors import DataError
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.labels import Labels
 from matsmerge.tasks.task import Encoded, Task, TaskOptions
-from matsmerge.tasks.text_encoding import TOKENIZER_FILES, Ids, TextEncoder
-from matsmerge.tasks.values import text_of, value_of
+from matsmerge.tasks.text_encoder import TOKENIZER_FILES, Ids, TextEncoder
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,11 @@ class SequenceClassification(Task[EncodedText]):
     """Columns `text`, optionally `text_pair`, and `label`: a class's number or name."""
 
     kind = "sequence_classification"
+    auto_class = "AutoModelForSequenceClassification"
+    architectures = ("ForSequenceClassification",)
+    peft_type = "SEQ_CLS"
+    main_input = "input_ids"
+    has_classes = True
     required = ("text", "label")
     optional = ("text_pair",)
     targets = "label"

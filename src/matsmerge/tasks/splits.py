@@ -2,12 +2,13 @@
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from matsmerge.data.datasets_library import LazyRows
+from matsmerge.data.rows import Data, read_data
 from matsmerge.errors import DataError, closest
-from matsmerge.tasks.data import Data, read_data
 from matsmerge.tasks.task_file import TaskFile
 
 _APART = ("train", "validation", "test")  # must not share rows
@@ -48,8 +49,7 @@ def _read(task: TaskFile, split: str | None) -> Data:
     if isinstance(size, str):
         return _read_named(name, source, task, split)
     data = read_data(source)
-    numbers = _cut(name, len(data), task.splits, task.seed)[split]
-    return replace(data, name=f"{data.name} ({split})", rows=_Chosen(data.rows, numbers))
+    return _chosen(data, split, _cut(name, len(data), task.splits, task.seed)[split])
 
 
 def _read_named(name: str, source: str, task: TaskFile, split: str) -> Data:
@@ -75,8 +75,13 @@ def _read_named(name: str, source: str, task: TaskFile, split: str) -> Data:
     if problems:
         raise DataError(problems)
     order = _shuffled(len(data), task.seed)
-    numbers = [order[n] for n in chosen]
-    return replace(data, name=f"{data.name} ({split})", rows=_Chosen(data.rows, numbers))
+    return _chosen(data, split, [order[n] for n in chosen])
+
+
+def _chosen(data: Data, split: str, numbers: Sequence[int]) -> Data:
+    """The rows with these numbers."""
+    rows = LazyRows(len(numbers), lambda i: data.rows[numbers[i]])
+    return replace(data, name=f"{data.name} ({split})", rows=rows)
 
 
 def _part(name: str, split: str, wanted: str) -> tuple[str, slice | None]:
@@ -133,7 +138,7 @@ def _shuffled(num_rows: int, seed: int) -> list[int]:
 def _with_fields(data: Data, task: TaskFile) -> Data:
     """Data with the task's fields as columns, and numbers for the names of choices."""
     label = task.columns.get("label", "label")
-    names = task.labels if task.task == "multiple_choice" else None
+    names = task.labels if task.kind is not None and task.kind.labels_name_choices else None
     problems = [
         f"{data.name}: fields: '{field}' is a column of the data already; choose another name"
         for field in task.fields
@@ -153,7 +158,8 @@ def _with_fields(data: Data, task: TaskFile) -> Data:
         own = {**row, **{f: _reach(row, path.split(".")) for f, path in task.fields.items()}}
         return own | {label: _number(own[label], names)} if names and label in own else own
 
-    return replace(data, columns=[*data.columns, *task.fields], rows=_Extended(data.rows, extend))
+    rows = LazyRows(len(data), lambda i: extend(data.rows[i]))
+    return replace(data, columns=[*data.columns, *task.fields], rows=rows)
 
 
 def _reach(value: Any, path: Sequence[str]) -> Any:
@@ -174,37 +180,3 @@ def _number(label: Any, names: Sequence[str]) -> Any:
     if str(label) in names and (are_numbers or isinstance(label, str)):
         return names.index(str(label))
     return f"{label} (none of labels:)" if are_numbers else label
-
-
-class _Chosen(Sequence[Mapping[str, Any]]):
-    """Some rows of others, read when they are asked for."""
-
-    def __init__(self, rows: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> None:
-        self._rows, self._numbers = rows, numbers
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._rows[n] for n in self._numbers[index]]
-        return self._rows[self._numbers[index]]
-
-
-class _Extended(Sequence[Mapping[str, Any]]):
-    """Rows with more columns, made when they are asked for."""
-
-    def __init__(
-        self,
-        rows: Sequence[Mapping[str, Any]],
-        extend: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    ) -> None:
-        self._rows, self._extend = rows, extend
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self._extend(row) for row in self._rows[index]]
-        return self._extend(self._rows[index])

@@ -9,13 +9,15 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
+from matsmerge.data.image_files import image_source
+from matsmerge.data.row_problems import Problems
+from matsmerge.data.rows import Data
+from matsmerge.data.template import Wordings
 from matsmerge.errors import DataError, closest
+from matsmerge.models.pretrained import architecture_of
+from matsmerge.optional_import import import_optional
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.data import Data
-from matsmerge.tasks.image_files import image_source
-from matsmerge.tasks.prediction import Prediction
-from matsmerge.tasks.problems import Problems
-from matsmerge.tasks.template import Wordings
+from matsmerge.tasks.prediction import IGNORED, Prediction, Reduction
 
 
 @dataclass(frozen=True)
@@ -36,26 +38,69 @@ class Encoded:
     number: int  # in its data, from 0
     length: int  # tokens it takes up in a batch
 
+    @property
+    def num_choices(self) -> int | None:
+        """Of how many answers it has one, where examples differ in that."""
+        return None
+
 
 E = TypeVar("E", bound=Encoded)
 
 
 class Task(ABC, Generic[E]):
-    """One kind of task, for one model.
+    """One kind of task: all that is known of the kind is in its class, an object is for one model.
 
-    `required` and `optional` are the names of the columns; `targets` is the required column that
-    is left out where targets are not needed, and `prompt` the one that a template fills.
+    A kind is one file with a subclass, and one line in `tasks/kinds.py`.
     """
 
-    kind: ClassVar[str]
-    required: ClassVar[tuple[str, ...]]
+    kind: ClassVar[str]  # its name in task files and options
+
+    # Which models are for it.
+    auto_class: ClassVar[str]  # the class of transformers that loads them
+    architectures: ClassVar[tuple[str, ...]] = ()  # how the names of their classes end
+    peft_type: ClassVar[str | None] = None  # what PEFT calls it (`task_type`)
+    main_input: ClassVar[str | None] = None  # of encoders that do it with a linear head from a file
+    has_classes: ClassVar[bool] = False  # the model has a head for the classes of the task
+
+    # Its data.
+    required: ClassVar[tuple[str, ...]]  # columns
     optional: ClassVar[tuple[str, ...]] = ()
-    targets: ClassVar[str | None] = None
-    prompt: ClassVar[str | None] = None
+    targets: ClassVar[str | None] = None  # the required column that may lack if none are needed
+    prompt: ClassVar[str | None] = None  # the column that a template fills
     images: ClassVar[tuple[str, ...]] = ()  # columns whose texts are paths of images
     files: ClassVar[tuple[str, ...]]  # patterns, one of which `for_model` looks for
+    labels_name_choices: ClassVar[bool] = False  # `labels:` is what the data calls the choices
+    templates_name_classes: ClassVar[bool] = False  # a template is about classes: they make a head
+
+    # How it is scored.
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy", "f1", "mcc", "map", "loss")  # default first
+    writes_text: ClassVar[bool] = False  # the answer is text, and not one of some classes
+    measure: ClassVar[str] = "accuracy"  # what `validation_values` are
 
     options: TaskOptions
+
+    @classmethod
+    def is_for(cls, config: Any) -> bool:
+        """Does a model's configuration say that it was made for this kind?"""
+        return architecture_of(config).endswith(cls.architectures) if cls.architectures else False
+
+    @classmethod
+    def model_kind(cls, config: Any) -> "type[Task[Any]]":  # noqa: ARG003
+        """The kind whose models do it; another one where the answers of these are compared."""
+        return cls
+
+    @classmethod
+    def model_class(cls, label: str, config: Any) -> Any:
+        """The class of transformers that loads a model for it; an error where it has none."""
+        kind = cls.model_kind(config)
+        auto_class = getattr(import_optional("transformers"), kind.auto_class)
+        if type(config) not in auto_class._model_mapping:
+            raise DataError(
+                f"{label}: transformers has no {config.model_type} model for {kind.kind}; "
+                "for an encoder of another kind, give a linear head with --head FILE that holds "
+                "'weight' (classes, size) and optionally 'bias'"
+            )
+        return auto_class
 
     @classmethod
     @abstractmethod
@@ -77,6 +122,20 @@ class Task(ABC, Generic[E]):
         """Run the model."""
         logits: Tensor = model(**batch.inputs).logits
         return Prediction(logits, on_device_of(logits, batch.targets))
+
+    def validation_values(self, said: Prediction, reduction: Reduction) -> Tensor:  # noqa: ARG002
+        """Values whose mean is the score during training, of which more is better."""
+        assert said.targets is not None
+        return (said.logits.argmax(-1) == said.targets)[said.targets != IGNORED].double()
+
+    @property
+    def trained_as(self) -> "Task[Any]":
+        """The task whose loss is trained."""
+        return self
+
+    def trained_example(self, example: E) -> Encoded:
+        """An example as the task that it is trained as has it."""
+        return example
 
     @property
     def notes(self) -> list[str]:

@@ -1,19 +1,18 @@
 """A task in a file: what data, which columns, what they mean."""
 
-import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from matsmerge.data.template import Wording, Wordings
 from matsmerge.errors import DataError, closest
+from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.limits import MOST_AT_ONCE, NUM_SEEDS
-from matsmerge.strict_yaml import read_yaml
-from matsmerge.tasks.kinds import TASKS
+from matsmerge.problems import problems_of
+from matsmerge.tasks.kinds import TASKS, TaskKind
 from matsmerge.tasks.task import TaskOptions
-from matsmerge.tasks.template import Wording, Wordings
 
 
 class TaskFile(BaseModel):
@@ -48,14 +47,24 @@ class TaskFile(BaseModel):
 
     def options(self, *, need_targets: bool = True) -> TaskOptions:
         """What of it concerns encoding."""
-        prompts = tuple(w.text for w in self._wordings) if self._is_of_images else ()
+        prompts = tuple(w.text for w in self._wordings) if self._is_about_classes else ()
         return TaskOptions(
             self.max_length, self.labels, self.length_normalize, need_targets, prompts
         )
 
     @property
-    def _is_of_images(self) -> bool:
-        return self.task == "image_classification"
+    def title(self) -> str:
+        """What it is called in results and messages."""
+        return self.name or "task"
+
+    @property
+    def kind(self) -> TaskKind | None:
+        """The kind that it names."""
+        return None if self.task is None else TASKS.get(self.task)
+
+    @property
+    def _is_about_classes(self) -> bool:
+        return self.kind is not None and self.kind.templates_name_classes
 
     @property
     def _wordings(self) -> list[Wording]:
@@ -71,7 +80,7 @@ class TaskFile(BaseModel):
         Of images, templates are about classes: the head is made of them.
         """
         wordings = self._wordings
-        if not wordings or self._is_of_images:
+        if not wordings or self._is_about_classes:
             return None
         with_choices = [
             w if w.choices is not None else w.model_copy(update={"choices": self.choices})
@@ -89,7 +98,9 @@ def read_task_file(path: str | Path) -> TaskFile:
     try:
         task_file = TaskFile.model_validate(content)
     except ValidationError as error:
-        raise DataError([f"{path}: {problem}" for problem in _describe(error)]) from error
+        raise DataError(
+            [f"{path}: {problem}" for problem in problems_of(error, TaskFile)]
+        ) from error
     if task_file.task is not None and task_file.task not in TASKS:
         raise DataError(
             f"{path}: there is no task '{task_file.task}'{closest(task_file.task, TASKS)}"
@@ -127,18 +138,3 @@ def _beside(path: Path, name: str) -> str:
     """A path relative to a file's folder, if there is one; else the name, of something on a hub."""
     other = path.parent / Path(name).expanduser()
     return str(other) if other.exists() else name
-
-
-def _describe(error: ValidationError) -> list[str]:
-    problems = []
-    for item in error.errors():
-        # Which of several forms was tried last is of no interest.
-        where = ".".join(
-            str(p) for p in item["loc"] if not re.match(r"(dict|list|str|Wording)\b", str(p))
-        )
-        if item["type"] == "extra_forbidden":
-            problems.append(f"unknown key '{where}'{closest(where, TaskFile.model_fields)}")
-        else:
-            message = item["msg"][0].lower() + item["msg"][1:]
-            problems.append(f"{where}: {message}, found {json.dumps(item['input'], default=str)}")
-    return problems

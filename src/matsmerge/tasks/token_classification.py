@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
+from matsmerge.data.labels import Labels
+from matsmerge.data.row_values import list_of, texts_of
 from matsmerge.errors import DataError
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.labels import Labels
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.task import Encoded, Task, TaskOptions
-from matsmerge.tasks.text_encoding import TOKENIZER_FILES, Ids, TextEncoder, pad_ids
-from matsmerge.tasks.values import list_of, texts_of
+from matsmerge.tasks.text_encoder import TOKENIZER_FILES, Ids, TextEncoder, pad_ids
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,10 @@ class TokenClassification(Task[EncodedWords]):
     """
 
     kind = "token_classification"
+    auto_class = "AutoModelForTokenClassification"
+    architectures = ("ForTokenClassification",)
+    peft_type = "TOKEN_CLS"
+    has_classes = True
     required = ("tokens", "labels")
     targets = "labels"
     files = TOKENIZER_FILES

@@ -1,4 +1,4 @@
-"""Objectives: what C_m is. A new one is a class and a line in this table."""
+"""Objectives: what C_m is. A new one is a class, imported here, and a line in this table."""
 
 from collections.abc import Mapping
 
@@ -8,15 +8,16 @@ from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.identity import Identity
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.objectives.objective import Objective
+from matsmerge.methods.options import table
 
-OBJECTIVES: Mapping[str, type[Objective]] = {
-    "identity": Identity,
-    "fisher": Fisher,
-    "gram": Gram,
-    "kfac": Kfac,
-    "block_fisher": BlockFisher,
-    "actmat": ActMat,
-    "wudi": Wudi,
-    "tact": Tact,
-    "centered_actmat": CenteredActMat,
-}
+OBJECTIVES: Mapping[str, type[Objective]] = table(
+    Identity,
+    Fisher,
+    Gram,
+    Kfac,
+    BlockFisher,
+    ActMat,
+    Wudi,
+    Tact,
+    CenteredActMat,
+)

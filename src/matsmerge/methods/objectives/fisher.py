@@ -25,6 +25,7 @@ class Fisher(Objective):
     Diagonal Fisher merging (Matena & Raffel, 2022).
     """
 
+    name = "fisher"
     statistic = "fisher"
 
     floor: float = Field(0.0, ge=0, description="smallest Fisher value to divide by")
@@ -54,6 +55,7 @@ class BlockFisher(Objective):
     Exact, where K-FAC approximates; for (IA)^3 scales, norms and biases.
     """
 
+    name = "block_fisher"
     statistic = "block_fisher"
 
     def find(self, subject: Subject) -> Found | None:

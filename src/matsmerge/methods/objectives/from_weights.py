@@ -37,6 +37,8 @@ class _FromWeights(Objective):
 class ActMat(_FromWeights):
     """G_m = Δ_mᵀ Δ_m (Hameed et al., 2026, arXiv:2604.01329)."""
 
+    name = "actmat"
+
     def second_moment(self, delta: Tensor) -> Tensor:
         return delta.mT @ delta
 
@@ -47,6 +49,8 @@ class Wudi(_FromWeights):
     The loss its authors minimise with Adam is this objective.
     """
 
+    name = "wudi"
+
     def second_moment(self, delta: Tensor) -> Tensor:
         size = float(delta.square().sum())
         return delta.mT @ delta / (size or 1.0)
@@ -55,14 +59,18 @@ class Wudi(_FromWeights):
 class Tact(_FromWeights):
     """G_m = Δ_mᵀ Δ_m of a task vector trimmed to its largest entries; half of them as published."""
 
+    name = "tact"
+
     density: float = Field(0.5, gt=0, le=1, description="share of each task vector to keep")
 
     def second_moment(self, delta: Tensor) -> Tensor:
         num_kept = max(1, round(self.density * delta.numel()))
         # By number, not by size: in low precision many entries are equal.
-        kept = delta.abs().flatten().topk(num_kept, sorted=False).indices
-        trimmed = torch.zeros_like(delta)
-        trimmed.view(-1)[kept] = delta.flatten()[kept]
+        flat = delta.flatten()
+        kept = flat.abs().topk(num_kept, sorted=False).indices
+        trimmed = torch.zeros_like(flat)
+        trimmed[kept] = flat[kept]
+        trimmed = trimmed.view(delta.shape)
         return trimmed.mT @ trimmed
 
 
@@ -73,6 +81,8 @@ class CenteredActMat(_FromWeights):
     the weights it averages, adds a prior that all models share, and refines the spectrum of the
     solution; this objective does none of that, so it has a name of its own.
     """
+
+    name = "centered_actmat"
 
     ridge: float = Field(
         0.01,

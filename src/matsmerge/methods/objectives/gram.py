@@ -14,7 +14,6 @@ from matsmerge.linalg.operators import Diagonal, Operator
 from matsmerge.linalg.operators import Gram as GramOperator
 from matsmerge.methods.objectives.fisher import check_everyone_has, check_shapes
 from matsmerge.methods.objectives.objective import Found, Objective, Part, Subject, View
-from matsmerge.statistics.options import Kind
 from matsmerge.statistics.statistics import MAIN, Map, Statistics
 
 
@@ -25,7 +24,9 @@ class Gram(Objective):
     (Jin et al., 2023) scales what is off the diagonal, so that it can be inverted.
     """
 
-    statistic: ClassVar[Kind | None] = "gram"
+    name = "gram"
+    statistic: ClassVar[str | None] = "gram"
+    uses_inputs = True
     for_vectors = False
 
     off_diagonal: float = Field(

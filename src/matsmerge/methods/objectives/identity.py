@@ -10,6 +10,8 @@ from matsmerge.methods.objectives.objective import Found, Objective, Part, Subje
 class Identity(Objective):
     """C_m = 1: its solution is the average."""
 
+    name = "identity"
+
     def find(self, subject: Subject) -> Found:
         return Found(View("as it is"), 1, math.prod(subject.shape))
 

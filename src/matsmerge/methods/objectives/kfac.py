@@ -20,12 +20,14 @@ class Kfac(Gram):
     as K-FAC is damped in optimization.
     """
 
+    name = "kfac"
     statistic = "kfac"
+    has_output_factors = True
 
     per: Literal["example", "token"] = Field(
         "example",
-        description="what O is a mean over: examples, whose rows are summed, or rows (the paper's "
-        "code)",
+        description="what O is a mean over: examples, whose rows are summed, or rows as in the "
+        "paper's code, where models with long examples count less",
     )
 
     def _is_covered(self, m: Map) -> bool:

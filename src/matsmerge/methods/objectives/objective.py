@@ -11,11 +11,10 @@ from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from matsmerge.linalg.operators import Operator
-from matsmerge.statistics.options import Kind
+from matsmerge.methods.options import Options
 from matsmerge.statistics.statistics import Map, Statistics
 
 Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding"]
@@ -119,14 +118,19 @@ class Part:
     load_delta: Callable[[], Tensor]  # W_m - W_base (out, in), float64
 
 
-class Objective(BaseModel, ABC):
+class Objective(Options, ABC):
     """Hyperparameters of a covariance, and how to make it."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    statistic: ClassVar[Kind | None] = None  # what must have been collected
+    statistic: ClassVar[str | None] = None  # what must have been collected
     needs_base: ClassVar[bool] = False
+    uses_inputs: ClassVar[bool] = False  # are its covariances second moments of layers' inputs?
+    has_output_factors: ClassVar[bool] = False  # and Kronecker products with those of outputs?
     for_vectors: ClassVar[bool] = True  # has it a meaning for (IA)^3 and other scales?
+
+    @property
+    def needs_own_statistics(self) -> bool:
+        """Whether it needs more than second moments of inputs, which may be another model's."""
+        return self.statistic is not None and (not self.uses_inputs or self.has_output_factors)
 
     @abstractmethod
     def find(self, subject: Subject) -> Found | None:

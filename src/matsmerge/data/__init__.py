@@ -1,0 +1,1 @@
+"""Data: rows with named columns, wherever they are stored, read within limits and checked."""

@@ -1,0 +1,64 @@
+"""Everything beside the weights that makes a folder a model."""
+
+import json
+from pathlib import Path
+
+import torch
+
+from matsmerge.adapters.adapter import CONFIG
+from matsmerge.checkpoints.checkpoint import dtype_name
+from matsmerge.checkpoints.companions import add_chat_template, copy_companions
+from matsmerge.checkpoints.safetensors_header import encode_header
+from matsmerge.engine.manifest import public_notes
+from matsmerge.engine.model_card import make_model_card
+from matsmerge.engine.prepared_merge import PreparedMerge
+from matsmerge.engine.private_paths import write_paths
+from matsmerge.engine.worker import FINAL
+
+
+def write_companions(
+    prepared: PreparedMerge, folder: Path, name: str, iteration: int | None
+) -> None:
+    """Write heads, configuration, tokenizer, card and paths into a model's folder."""
+    _write_heads(prepared, folder)
+    copy_companions(prepared.companions, folder, _single_dtype(prepared))
+    if prepared.chat_template is not None:
+        add_chat_template(prepared.chat_template, folder)
+    if prepared.adapter_config is not None:
+        text = json.dumps(prepared.adapter_config, indent=2) + "\n"
+        (folder / CONFIG).write_text(text)
+    write_paths(prepared, folder)
+    name = name.encode(errors="backslashreplace").decode()  # of a folder whose name is no text
+    title = name if iteration is FINAL else f"{name}, iteration {iteration}"
+    config = prepared.adapter_config
+    card = make_model_card(
+        prepared.recipe,
+        title,
+        public_notes(prepared),
+        _library(folder),
+        None if config is None else config.get("base_model_name_or_path"),
+        prepared.inherited,
+    )
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
+    for model in prepared.alignment.models:
+        if model.heads:
+            (folder / "heads").mkdir(exist_ok=True)
+            specs = {name: model.checkpoint.spec(name) for name in model.heads}
+            with (folder / "heads" / f"{model.name}.safetensors").open("wb") as file:
+                file.write(encode_header(specs, {"format": "pt"})[0])
+                for name in specs:
+                    file.write(model.checkpoint[name].view(-1).view(torch.uint8).numpy().data)
+
+
+def _library(folder: Path) -> str | None:
+    """The library that loads a folder, by its configuration files."""
+    files = {"config.json": "transformers", "adapter_config.json": "peft"}
+    return next((name for file, name in files.items() if (folder / file).exists()), None)
+
+
+def _single_dtype(prepared: PreparedMerge) -> str | None:
+    dtypes = {s.dtype for s in prepared.written.values() if s.dtype.is_floating_point}
+    return dtype_name(dtypes.pop()) if len(dtypes) == 1 else None

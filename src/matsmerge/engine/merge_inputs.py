@@ -1,0 +1,330 @@
+"""The models of a recipe as they enter the merge.
+
+Full models enter as they are. Adapters enter in one of three ways:
+
+    vectors   (IA)^3 alone: their vectors are merged; task vectors are taken from all ones
+    folded    LoRA, or adapters beside full models: each as the full model it makes of its base
+    joint     LoRA with `align: knots` or `rank: concatenate`: changes, in a space they share
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from matsmerge.adapters.adapted_checkpoint import (
+    AdaptedCheckpoint,
+    check_ties,
+    weights_of_another_base,
+)
+from matsmerge.adapters.adapter import PREFIX, Adapter
+from matsmerge.adapters.adapter_folder import fit, open_base, read_adapter
+from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
+from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
+from matsmerge.errors import CheckpointError, RecipeError
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.tasks.kinds import names_in_base
+
+View = Literal["full", "vectors", "folded", "joint"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Checkpoints to merge, and what they were made from."""
+
+    view: View
+    models: Mapping[str, Checkpoint]
+    base: Checkpoint | None  # what task vectors are taken from
+    pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
+    adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    writes_adapter: bool = False
+    space: JointSpace | None = None
+    heads: tuple[str, ...] = ()  # what belongs to one adapter's task alone
+    notes: tuple[str, ...] = ()
+
+
+def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
+    """Open all models and the base, and see what they are."""
+    wanted = {str(entry.name): sources.get(str(entry.name), entry.model) for entry in recipe.models}
+    if recipe.base is not None:
+        wanted["base"] = sources.get("base", recipe.base)
+    opened: dict[str, Checkpoint] = {}
+    adapters: dict[str, Adapter] = {}
+    problems: list[str] = []
+    for name, source in wanted.items():
+        try:
+            label = None if isinstance(source, (str, Path)) else name
+            opened[name] = open_checkpoint(source, label)
+            adapter = read_adapter(opened[name])
+            if adapter is not None:
+                adapters[name] = adapter
+        except CheckpointError as error:
+            problems += error.problems
+    if "base" in adapters:
+        problems.append(f"{opened['base'].label}: is an adapter; the base must be a full model")
+    if problems:
+        raise CheckpointError(problems)
+    base = opened.pop("base", None)
+    view = _choose_view(recipe, adapters)
+    if view == "full":
+        return Inputs(view, opened, base)
+    writes_adapter = _writes_adapter(recipe, adapters)
+    heads = {n for a in adapters.values() for n in a.heads} if len(opened) > 1 else set()
+    brings_values = any(adds_to_biases(a) or a.values.keys() - heads for a in adapters.values())
+    notes = _check_bases(adapters, base)
+    if heads:
+        notes.append(f"kept apart as each adapter's own head: {', '.join(sorted(heads))}")
+    if base is None and (view == "folded" or not writes_adapter or brings_values):
+        base = open_base(next(iter(adapters.values())))
+    inputs = Inputs(view, opened, base, base, adapters, writes_adapter, notes=tuple(notes))
+    if view != "folded" and base is not None:
+        _check_fit(adapters.values(), base)
+    if view == "vectors":
+        return _as_vectors(inputs, heads)
+    return _joint(inputs, heads) if view == "joint" else _folded(inputs)
+
+
+def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> View:
+    """How to merge these models, if they can be merged as asked for."""
+    kinds = {adapter.kind for adapter in adapters.values()}
+    all_of = kinds.pop() if len(kinds) == 1 and len(adapters) == len(recipe.models) else None
+    problems = []
+    if recipe.output == "adapter" and all_of is None:
+        problems.append(
+            "output: adapter needs adapters of one kind, LoRA or (IA)^3, and nothing else; write "
+            "a full model, and make a LoRA of it with `mats extract-lora`"
+        )
+    if recipe.output == "dense" and recipe.rank is not None and recipe.align is None:
+        problems.append("rank is that of a LoRA to write, and output is dense; leave out either")
+    for key in ("rank", "align"):
+        if getattr(recipe, key) is not None and not (all_of is not None and all_of.has_rank):
+            problems.append(f"{key}: is for merging LoRA adapters, and not all models are some")
+    if problems:
+        raise RecipeError(problems)
+    if not adapters:
+        return "full"
+    if all_of is not None and not all_of.is_folded:
+        return "vectors"
+    is_joint = recipe.align is not None or recipe.rank == "concatenate"
+    if is_joint and any(a.config.uses_dora for a in adapters.values()):
+        raise RecipeError(
+            "DoRA is not a change of low rank, so that it can be neither aligned nor concatenated; "
+            "leave out align, or choose a number as rank"
+        )
+    return "joint" if is_joint else "folded"
+
+
+def _writes_adapter(recipe: Recipe, adapters: Mapping[str, Adapter]) -> bool:
+    uses_dora = any(adapter.config.uses_dora for adapter in adapters.values())
+    if recipe.output is not None or recipe.rank is not None:
+        if recipe.output != "dense" and uses_dora and recipe.rank is None:
+            raise RecipeError(
+                "a DoRA is not a change of low rank; say how much of it to keep with rank, or "
+                "write a full model"
+            )
+        return recipe.output != "dense"
+    kinds = {adapter.kind for adapter in adapters.values()}
+    return len(adapters) == len(recipe.models) and len(kinds) == 1 and not uses_dora
+
+
+def _check_bases(adapters: Mapping[str, Adapter], base: Checkpoint | None) -> list[str]:
+    """Refuse adapters that say they are of different bases, unless the base was given."""
+    named = {a.label: a.config.base for a in adapters.values() if a.config.base is not None}
+    if base is None and len({_place(name) for name in named.values()}) > 1:
+        raise RecipeError(
+            [
+                "the adapters are of different bases; if these are the same model, say so with "
+                "--base / base:",
+                *(f"{label}: its base is {name}" for label, name in named.items()),
+            ]
+        )
+    if base is None:
+        return []
+    given = {base.label, str(base.place), _place(base.label)}
+    others = sorted({name for name in named.values() if not {name, _place(name)} & given})
+    return [f"on the base {base.label}; the adapters name {', '.join(others)}"] if others else []
+
+
+def _place(name: str) -> str:
+    path = local_path(name)
+    return str(path.resolve()) if path.exists() else name
+
+
+def _refuse_other_weights(folded: AdaptedCheckpoint) -> None:
+    """Refuse to write an adapter whose base is not the one that it was trained on."""
+    names = weights_of_another_base(folded)
+    if names:
+        raise CheckpointError(
+            f"{folded.label}: was trained with other values of {', '.join(names)} than "
+            f"{folded.base.label} has (new tokens?), which no LoRA can say; write a full model "
+            "(--output dense, without align)"
+        )
+
+
+def _check_fit(adapters: Iterable[Adapter], base: Checkpoint) -> None:
+    """Refuse a base that some adapter is not on, needed or not."""
+    problems: list[str] = []
+    for adapter in adapters:
+        try:
+            _refuse_other_weights(adapted(base, adapter))
+        except CheckpointError as error:
+            problems += error.problems
+    if problems:
+        raise CheckpointError(problems)
+
+
+def adds_to_biases(adapter: Adapter) -> bool:
+    """Does it add to biases, besides changing weights?"""
+    return any("B.bias" in parts for parts in adapter.modules.values())
+
+
+def _folded(inputs: Inputs) -> Inputs:
+    base = inputs.base
+    assert base is not None
+    models: dict[str, Checkpoint] = {}
+    heads: dict[str, Stored] = {}
+    problems: list[str] = []
+    for name, checkpoint in inputs.models.items():
+        adapter = inputs.adapters.get(name)
+        if adapter is None:
+            models[name] = checkpoint
+            continue
+        try:
+            folded = models[name] = adapted(base, adapter)
+            if inputs.writes_adapter:
+                _refuse_other_weights(folded)
+            else:
+                check_ties(folded)
+        except (CheckpointError, RecipeError) as error:
+            problems += error.problems
+            continue
+        is_alone = len(inputs.models) == 1
+        heads |= {
+            n: Stored(folded, n)
+            for n, own in folded.fitted.parameters.items()
+            if own in adapter.heads or (is_alone and n not in base.specs)
+        }
+    if problems:
+        raise CheckpointError(problems)
+    start = base
+    if len(models) == 1 and heads:
+        # A single adapter keeps its head; then the head did not start anywhere else.
+        specs = {**base.specs, **{n: s.checkpoint.specs[n] for n, s in heads.items()}}
+        sources = {n: Stored(base, n) for n in base.specs} | heads
+        start, heads = FilledCheckpoint(base.label, specs, sources, 0.0, of=base), {}
+    return replace(inputs, models=models, base=start, heads=tuple(heads))
+
+
+def adapted(base: Checkpoint, adapter: Adapter) -> AdaptedCheckpoint:
+    """An adapter on its base, whose names are asked for where the adapter has others."""
+    return AdaptedCheckpoint(base, adapter, names_in_base(adapter, base))
+
+
+def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
+    adapters = list(inputs.adapters.values())
+    vectors = {t: spec for a in reversed(adapters) for t, spec in _vectors(a).items()}
+    names = {n: PREFIX + n for a in adapters for n in a.values}
+    values = list(_values(inputs, heads, names))
+    models = {
+        name: FilledCheckpoint(
+            adapter.label,
+            {**vectors, **_vectors(adapter), **own.specs},
+            {t: Stored(adapter.checkpoint, t) for t in _vectors(adapter)} | dict(own.sources),
+            1.0,
+            of=adapter.checkpoint,
+        )
+        for (name, adapter), own in zip(inputs.adapters.items(), values, strict=False)
+    }
+    start = FilledCheckpoint(
+        "the all-ones start", {**vectors, **values[-1].specs}, values[-1].sources, 1.0
+    )
+    return replace(inputs, models=models, base=start, heads=tuple(names[n] for n in heads))
+
+
+def _vectors(adapter: Adapter) -> dict[str, TensorSpec]:
+    specs = adapter.checkpoint.specs
+    return {t: specs[t] for parts in adapter.modules.values() for t in parts.values()}
+
+
+def _joint(inputs: Inputs, heads: set[str]) -> Inputs:
+    space = JointSpace(list(inputs.adapters.values()))
+    weights = {f"{module}.weight" for module in space.modules}
+    whole = [(a, n) for a in inputs.adapters.values() for n in a.own_values if n in weights]
+    if whole:
+        raise RecipeError(
+            [
+                f"{a.label}: brings '{n}' whole, which another adapter changes by LoRA; such "
+                "changes can be neither aligned nor concatenated. Leave out align, or choose a "
+                "number as rank"
+                for a, n in whole
+            ]
+        )
+    names = {n: n for a in inputs.adapters.values() for n in a.values}
+    values = list(_values(inputs, heads, names))
+    models = {
+        name: JointCheckpoint(space, i, FilledCheckpoint("", own.specs, own.sources, 0.0))
+        for i, (name, own) in enumerate(zip(inputs.adapters, values, strict=False))
+    }
+    coordinates = {f"{m}.weight": space.spec(m) for m in space.modules}
+    start = FilledCheckpoint(
+        "no change", {**coordinates, **values[-1].specs}, values[-1].sources, 0.0
+    )
+    return replace(inputs, models=models, base=start, heads=tuple(sorted(heads)), space=space)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """Parameters brought whole, under the names they are merged by."""
+
+    specs: Mapping[str, TensorSpec]
+    sources: Mapping[str, Stored]
+
+
+def _values(inputs: Inputs, heads: set[str], names: Mapping[str, str]) -> Iterator[_Values]:
+    """What each adapter brings whole, and last the base; what one lacks is the base's."""
+    base, adapters = inputs.pretrained, inputs.adapters
+    brought = {name: _brought(adapter, base) for name, adapter in adapters.items()}
+    shared: dict[str, Stored] = {}
+    for own in reversed(brought.values()):
+        shared |= {n: source for n, source in own.items() if n not in heads}
+    of_base = dict(shared)  # what nobody else has, such as the head of a single adapter
+    if base is not None:
+        for name, own in brought.items():
+            in_base = _names_of_values(adapters[name], base)
+            of_base |= {
+                n: Stored(base, in_base[n]) for n in own if n in shared and in_base[n] in base.specs
+            }
+    names = {**{n: n for n in shared}, **names}
+    for own in brought.values():
+        sources = {**of_base, **own}
+        yield _Values(
+            {names[n]: s.checkpoint.specs[s.name] for n, s in sources.items()},
+            {names[n]: s for n, s in sources.items()},
+        )
+    yield _Values(
+        {names[n]: s.checkpoint.specs[s.name] for n, s in shared.items()},
+        {names[n]: s for n, s in of_base.items()},
+    )
+
+
+def _brought(adapter: Adapter, base: Checkpoint | None) -> dict[str, Stored]:
+    """Parameters with the values an adapter gives them; a bias it adds to is one of them."""
+    found = {n: Stored(adapter.checkpoint, t) for n, t in adapter.own_values.items()}
+    if base is not None and adds_to_biases(adapter):
+        folded = adapted(base, adapter)
+        for weight, module in folded.fitted.modules.items():
+            bias = f"{weight.removesuffix('weight')}bias"
+            if "B.bias" in adapter.modules[module]:
+                found[f"{module}.bias"] = Stored(folded, bias)
+    return found
+
+
+def _names_of_values(adapter: Adapter, base: Checkpoint) -> dict[str, str]:
+    """What the base calls parameters that an adapter brings, and biases it adds to."""
+    fitted = fit(adapter, base, names_in_base(adapter, base))
+    names = {own: n for n, own in fitted.parameters.items()}
+    for weight, module in fitted.modules.items():
+        names.setdefault(f"{module}.bias", f"{weight.removesuffix('weight')}bias")
+    return names

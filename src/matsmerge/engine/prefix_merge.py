@@ -1,0 +1,370 @@
+"""Merging block after block, on what the blocks merged before make of each task's data."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from matsmerge.adapters.adapter_folder import is_adapter
+from matsmerge.checkpoints.alignment import AlignedModel, Alignment
+from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
+from matsmerge.data.rows import Data
+from matsmerge.engine.executor import Executor
+from matsmerge.engine.plan import Job, Plan
+from matsmerge.engine.worker import Receipt, Sinks, Worker
+from matsmerge.errors import DataError, MatsError
+from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.methods.site import Measured
+from matsmerge.models.pretrained import choose_dtype
+from matsmerge.progress import Progress
+from matsmerge.recipes.model_data import ModelData
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.joined_statistics import put_together, with_own
+from matsmerge.statistics.prefix_model import PrefixModel, Seen, TaskData
+from matsmerge.statistics.prepared_collection import prepare as prepare_collection
+from matsmerge.statistics.sections import Section
+from matsmerge.statistics.statistics import Statistics
+from matsmerge.tasks.loaded_model import LoadedModel, load_model
+from matsmerge.tasks.splits import read_split
+from matsmerge.tasks.task_file import TaskFile
+
+_REHEARSED_EXAMPLES = 3
+_ANY_TIME = -1  # in place of a section's number: what depends on none
+
+
+@dataclass(frozen=True)
+class PrefixTask:
+    """One of the models and its data."""
+
+    model: AlignedModel
+    data: TaskData
+    options: CollectionOptions
+    own: Evidence | None  # the model's own statistics, for all that is not about inputs
+    names: Mapping[str, str]  # of the running model's tensors in this one's checkpoint
+    heads: Mapping[str, str]  # the same for what is not merged
+    num_held_bytes: int = 0  # about, when all examples have been through all blocks
+
+    @property
+    def label(self) -> str:
+        return self.model.checkpoint.label
+
+    def load(self, tensor: str) -> Tensor:
+        """The value that the model has of a tensor."""
+        return self.model.checkpoint[self.names.get(tensor) or self.heads[tensor]]
+
+    def num_bytes(self, tensors: Iterable[str]) -> int:
+        return sum(self.model.checkpoint.spec(self.names[n]).num_bytes for n in tensors)
+
+    def evidence(self, inputs: Statistics) -> Evidence:
+        """Statistics of inputs as evidence, with this model's own for all else."""
+        if self.own is None:
+            return Evidence(self.label, inputs, self.model.names)
+        return replace(self.own, statistics=with_own(inputs, self.own.statistics))
+
+
+@dataclass(frozen=True)
+class PrefixMerge:
+    """A merge along the blocks of a model, which is in memory and takes everyone's weights.
+
+    `evidence` says what there will be for each parameter; its Gram matrices cannot be read.
+    """
+
+    running: PrefixModel
+    names: Mapping[str, str]  # of the running model's tensors in all models
+    tasks: tuple[PrefixTask, ...]
+    evidence: tuple[Evidence, ...]
+    sections: Mapping[str, int]  # linear map -> number of its section
+    notes: tuple[str, ...]
+
+    @property
+    def num_held_bytes(self) -> int:
+        """About the memory for what blocks give on all data."""
+        return sum(task.num_held_bytes for task in self.tasks)
+
+    def notes_on(self, plan: Plan) -> list[str]:
+        """What was decided without being asked."""
+        outline = self.running.outline
+        shared = [
+            name
+            for job in plan.jobs
+            if (number := self._section_of(job)) != _ANY_TIME and outline.sections[number].is_whole
+            for name in job.names
+        ]
+        along = ", ".join(f"{name} ({num} blocks)" for name, num in outline.stacks.items())
+        notes = [*self.notes, f"merged block after block: {along}"]
+        if shared:
+            notes.append(
+                "merged on what they receive in their own models, since both the blocks' inputs "
+                f"and outputs depend on them: {', '.join(shared)}"
+            )
+        return notes
+
+    def run(
+        self,
+        plan: Plan,
+        worker: Worker,
+        executor: Executor,
+        measured: Mapping[str, Measured],
+        sinks: Sinks,
+        merged: Checkpoint,
+        progress: Progress,
+    ) -> Iterator[Receipt]:
+        """Do all jobs of a plan in order; `merged` reads back what has been written to sinks."""
+        jobs: dict[int, list[Job]] = {}
+        for job in plan.jobs:
+            jobs.setdefault(self._section_of(job), []).append(job)
+        last = max(jobs)
+        numbered = list(enumerate(self.running.outline.sections))[: last + 1]
+        advancing = {number for number, s in numbered if s.block is not None and number < last}
+        num_bytes = [
+            task.num_bytes(self._own(section)) * ((number in jobs) + (number in advancing))
+            for number, section in numbered
+            for task in self.tasks
+        ]
+        progress.stage("merging block after block", plan.num_input_bytes + sum(num_bytes))
+
+        def merge(number: int, evidence: tuple[Evidence, ...]) -> Iterator[Receipt]:
+            own = replace(worker, evidence=evidence)
+            function = partial(own.merge, measured=measured, sinks=sinks)
+            for receipt in executor.map(function, jobs.get(number, [])):
+                yield receipt
+                progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
+
+        yield from merge(_ANY_TIME, self.evidence)
+        for task in self.tasks:
+            task.data.begin()
+        for number, section in numbered:
+            if number in jobs:
+                yield from merge(
+                    number, tuple(self._collect(section, task, progress) for task in self.tasks)
+                )
+            self.running.put(self._merged(section), lambda n: merged[self.names[n]])
+            for task in self.tasks if number in advancing else ():
+                self.running.put(task.heads, task.load)
+                seen = self._seen(section, task, progress)
+                self.running.advance(section, task.data, seen)
+        for task in self.tasks:
+            task.data.begin()
+
+    def _collect(self, section: Section, task: PrefixTask, progress: Progress) -> Evidence:
+        """A task's Gram matrices of a section, which has the task's weights for once."""
+        self.running.put(self._own(section), task.load)
+        self.running.put(task.heads, task.load)
+        seen = self._seen(section, task, progress)
+        with _naming(task.label):
+            inputs = self.running.collect(section, task.data, task.names, task.options, seen)
+        return task.evidence(inputs)
+
+    def _merged(self, section: Section) -> list[str]:
+        """The tensors that are merged with a section."""
+        return [name for name in section.tensors if name in self.names]
+
+    def _own(self, section: Section) -> list[str]:
+        """The tensors that are a task's own while statistics of a section are collected."""
+        sections = self.running.outline.sections if section.is_whole else (section,)
+        return [name for part in sections for name in self._merged(part)]
+
+    def _section_of(self, job: Job) -> int:
+        """The number of the section that a job's layers are in."""
+        layers = (site.layer for site in job.sites if site.layer)
+        numbers = (self.sections[module] for layer in layers for module in layer.input_modules)
+        return max(numbers, default=_ANY_TIME)
+
+    def _seen(self, section: Section, task: PrefixTask, progress: Progress) -> Seen:
+        """Spread a section's bytes over a task's examples."""
+        num_bytes, num_examples = task.num_bytes(self._own(section)), task.data.num_examples
+        done = 0
+
+        def seen(num: int) -> None:
+            nonlocal done
+            before, done = done, done + num
+            progress.advance(num_bytes * done // num_examples - num_bytes * before // num_examples)
+
+        return seen
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A model's data as the recipe has it, and as it was read."""
+
+    entry: ModelData
+    described: TaskFile
+    rows: Data
+
+
+def prepare_prefix(recipe: Recipe, alignment: Alignment, own: tuple[Evidence, ...]) -> PrefixMerge:
+    """Read data, load models one at a time, and go through all blocks once with a few examples.
+
+    `own` are the models' own statistics, if any are needed.
+    """
+    all_asked = _read_all(recipe, alignment)
+    loaded, data, notes = _load_all(all_asked, alignment)
+    running = PrefixModel(loaded.model, data[0].first(_REHEARSED_EXAMPLES))
+    stored = _stored_names(loaded)
+    shared = _by_target(alignment)
+    names = {tensor: shared[target] for tensor, target in stored.items() if target in shared}
+    tasks, evidence = [], []
+    sections: dict[str, int] = {}
+    for number, model in enumerate(alignment.models):
+        task = PrefixTask(
+            model,
+            data[number],
+            all_asked[number].entry.statistics_options,
+            own[number] if own else None,
+            {tensor: model.names[name] for tensor, name in names.items()},
+            _heads(model, alignment.models[0], stored, running),
+        )
+        few = task.data.first(_REHEARSED_EXAMPLES)
+        with _naming(task.label):
+            found = running.rehearse(few, task.names, task.options)
+        sections |= {m.module: at for at, one in enumerate(found) for m in one.header.maps}
+        scale = _num_tokens(task.data) / _num_tokens(few)
+        tasks.append(replace(task, num_held_bytes=round(few.num_held_bytes * scale)))
+        evidence.append(task.evidence(put_together(found)))
+    notes += running.notes
+    return PrefixMerge(running, names, tuple(tasks), tuple(evidence), sections, tuple(notes))
+
+
+def _read_all(recipe: Recipe, alignment: Alignment) -> list[_Asked]:
+    """Everyone's data; all that is wrong is said before a model is loaded."""
+    found, problems = [], []
+    for entry, model in zip(recipe.models, alignment.models, strict=True):
+        assert entry.data is not None  # the recipe has been checked
+        folder = model.checkpoint.folder
+        if folder is None or not ((folder / "config.json").is_file() or is_adapter(folder)):
+            problems.append(
+                f"{model.checkpoint.label}: inputs: merged runs the model on its data, for which "
+                "it must be a folder with config.json and, for text, a tokenizer"
+            )
+        try:
+            described = entry.data.task_file
+            found.append(_Asked(entry.data, described, read_split(described)))
+        except MatsError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    return found
+
+
+def _load_all(
+    all_asked: Sequence[_Asked], alignment: Alignment
+) -> tuple[LoadedModel, list[TaskData], list[str]]:
+    """The first model, everyone's examples, and notes on them."""
+    dtype = choose_dtype(None, alignment.models[0].checkpoint)
+    for model in alignment.models[1:]:
+        dtype = torch.promote_types(dtype, choose_dtype(None, model.checkpoint))
+    data: list[TaskData] = []
+    notes: list[str] = []
+    problems: list[str] = []
+    loaded: LoadedModel | None = None
+    # The first comes last and stays, so that no two models are in memory.
+    for asked, model in zip(reversed(all_asked), reversed(alignment.models), strict=True):
+        if loaded is not None:
+            loaded.model.to("meta")  # its task holds on to it, but needs none of its values
+        described = asked.described
+        try:
+            assert model.checkpoint.folder is not None
+            loaded = load_model(
+                model.checkpoint.folder,
+                task=described.task,
+                head=described.head,
+                tokenizer=described.tokenizer,
+                options=described.options(need_targets=False),
+                dtype=dtype_name(dtype),
+                also=["*"],
+            )
+            prepared = prepare_collection(
+                loaded, asked.rows, asked.entry.statistics_options, asked.entry.choice(described)
+            )
+        except MatsError as error:
+            problems = error.problems + problems
+            continue
+        # Names instead of folders: notes are published with the merged model.
+        folder = f"{model.checkpoint.folder}: "
+        notes = [f"{model.name}: {note.removeprefix(folder)}" for note in prepared.notes] + notes
+        data.insert(0, TaskData(loaded.task, prepared.batches, prepared.model, prepared.data))
+    if problems:
+        raise DataError(problems)
+    assert loaded is not None
+    return loaded, data, notes
+
+
+def _stored_names(loaded: LoadedModel) -> dict[str, str]:
+    """The names of a model's parameters and buffers in its checkpoint."""
+    known = {**loaded.names, **loaded.head_names}
+    unknown = [name for name, _ in loaded.model.named_parameters() if name not in known]
+    if unknown:
+        raise DataError(
+            f"{loaded.checkpoint.label}: '{unknown[0]}' is not one tensor of the checkpoint but "
+            "made from others when it is loaded, so weights cannot be put in block by block; use "
+            "inputs: own"
+        )
+    names = dict(loaded.names)
+    # Buffers such as running means are stored beside the parameters of their module.
+    for module_name, module in loaded.model.named_modules():
+        own = [n for n, _ in module.named_parameters(recurse=False)]
+        stored = names.get(f"{module_name}.{own[0]}") if own else None
+        for buffer, values in module.named_buffers(recurse=False):
+            beside = f"{stored.removesuffix(own[0])}{buffer}" if stored is not None else ""
+            spec = loaded.checkpoint.specs.get(beside)
+            if spec is not None and spec.shape == tuple(values.shape):
+                names[f"{module_name}.{buffer}"] = beside
+    return names
+
+
+def _by_target(alignment: Alignment) -> dict[str, str]:
+    """The shared names of the first model's tensors."""
+    first = alignment.models[0]
+    found: dict[str, str] = {}
+    for name, target in first.names.items():
+        if target in found:
+            raise DataError(
+                f"{first.checkpoint.label}: '{found[target]}' and '{name}' are one tensor, but two "
+                "in other models; inputs: merged runs everyone's weights in one model, so store "
+                "them alike"
+            )
+        found[target] = name
+    return found
+
+
+def _heads(
+    model: AlignedModel, first: AlignedModel, stored: Mapping[str, str], running: PrefixModel
+) -> dict[str, str]:
+    """What a model has of its own in place of the running model's heads."""
+    names = {tensor: target for tensor, target in stored.items() if target in first.heads}
+    checkpoint = model.checkpoint
+    fitting = {
+        tensor: target
+        for tensor, target in names.items()
+        if target in model.heads
+        and checkpoint.spec(target).shape == first.checkpoint.spec(target).shape
+    }
+    after_all = running.outline.sections[-1]
+    problems = [
+        f"{checkpoint.label}: has no '{target}' of the size that {first.checkpoint.label} has; "
+        "what is kept for each model may differ in size after the last block, but not before, "
+        "where inputs: merged runs all data through one model"
+        for tensor, target in names.items()
+        if tensor not in fitting and tensor not in after_all.tensors
+    ]
+    if problems:
+        raise DataError(problems)
+    return fitting
+
+
+def _num_tokens(data: TaskData) -> int:
+    """With padding, in all batches."""
+    return sum(len(batch) * max(e.length for e in batch) for _, batch in data.batches)
+
+
+@contextmanager
+def _naming(label: str) -> Iterator[None]:
+    """Say whose problem it is."""
+    try:
+        yield
+    except MatsError as error:
+        raise type(error)([f"{label}: {problem}" for problem in error.problems]) from error

@@ -1,0 +1,251 @@
+"""Before a merge: open, align, gather statistics, plan; all that is wrong is said here."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from matsmerge.checkpoints.alignment import Alignment, align, matches
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.companions import code_notes, companion_files
+from matsmerge.checkpoints.public_names import public_name
+from matsmerge.checkpoints.source import Source
+from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
+from matsmerge.engine.adapter_output import AdapterOutput, Finish, plan_output
+from matsmerge.engine.card_metadata import inherit_metadata
+from matsmerge.engine.evidence import StatisticsSource, gather_evidence
+from matsmerge.engine.layout import Layout, make_layout
+from matsmerge.engine.merge_inputs import Inputs, gather_inputs
+from matsmerge.engine.plan import Plan, make_plan
+from matsmerge.engine.prefix_merge import PrefixMerge, prepare_prefix
+from matsmerge.engine.worker import FINAL
+from matsmerge.errors import RecipeError, StatisticsError
+from matsmerge.methods.method import Method
+from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.rules import Rule, check_patterns, make_rules
+
+_MAX_LISTED = 6
+
+
+@dataclass(frozen=True)
+class PreparedMerge:
+    """A merge that has been checked and planned; nothing but headers has been read.
+
+    Along a prefix, where `evidence` lacks what is about inputs, data and a model have been read.
+    """
+
+    recipe: Recipe
+    alignment: Alignment
+    plan: Plan
+    evidence: tuple[Evidence, ...]
+    output: AdapterOutput | None
+    companions: tuple[Path, ...]  # files to copy beside the weights
+    notes: tuple[str, ...]
+    pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
+    prefix: PrefixMerge | None = None
+    inherited: Mapping[str, Any] = field(default_factory=dict)  # of the models' cards
+    chat_template: Any = None  # the models', where the companions have none
+
+    @property
+    def models(self) -> dict[int | None, str]:
+        """The models to write, by iteration, and the folder of each within the output."""
+        return {at: f"iteration-{at}" for at in self.recipe.trajectory} or {FINAL: "."}
+
+    @property
+    def methods(self) -> list[Method]:
+        """The methods of all parameters, each once."""
+        return list(dict.fromkeys(p.rule.method for p in self.plan.parameters))
+
+    @property
+    def num_head_bytes(self) -> int:
+        models = self.alignment.models
+        return sum(m.checkpoint.spec(name).num_bytes for m in models for name in m.heads)
+
+    @property
+    def num_companion_bytes(self) -> int:
+        return sum(path.stat().st_size for path in self.companions)
+
+    @property
+    def adapter_config(self) -> Mapping[str, Any] | None:
+        """The configuration of the adapter to write, if it is one."""
+        return self.output.config if self.output else None
+
+    @property
+    def finish(self) -> Finish | None:
+        return self.output.finish if self.output else None
+
+    @property
+    def written(self) -> Mapping[str, TensorSpec]:
+        """All tensors of the output."""
+        return self.finish.specs if self.finish else self.plan.written
+
+    def layout(self, max_shard_bytes: int) -> Layout:
+        is_adapter = self.adapter_config is not None
+        tensors = list(self.written.items())
+        limit = max(1, sum(s.num_bytes for _, s in tensors)) if is_adapter else max_shard_bytes
+        return make_layout(tensors, "adapter_model" if is_adapter else "model", limit)
+
+
+def prepare(
+    recipe: Recipe,
+    sources: Mapping[str, Source] | None = None,
+    statistics: Mapping[str, StatisticsSource] | None = None,
+    *,
+    force: bool = False,
+) -> PreparedMerge:
+    """Open and check everything a recipe names.
+
+    `sources` replaces paths of models, `statistics` paths of statistics, both by model name. With
+    `force`, statistics of another model are used all the same.
+    """
+    inputs = gather_inputs(recipe, sources or {})
+    _check_start(recipe, inputs)
+    dtype = getattr(torch, recipe.dtype) if recipe.dtype and inputs.view != "joint" else None
+    # The base's configuration and tokenizer go with the result, or else the first model's.
+    sources_of_files = [inputs.pretrained or inputs.base, *inputs.models.values()]
+    if inputs.writes_adapter:
+        sources_of_files = list(inputs.models.values())
+    of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
+    tokenizers = _compare_tokenizers(recipe, inputs, of.folder if of else None)
+    alignment = align(
+        inputs.models,
+        inputs.base,
+        heads=[*recipe.heads, *inputs.heads],
+        dtype=dtype,
+        may_differ=lambda name: _taken_from_one(recipe, name),
+        tokenizer_problems=tokenizers.problems,
+    )
+    check_patterns(recipe, alignment.names)
+    rules = make_rules(recipe, alignment.names)
+    if inputs.view == "vectors":
+        rules = {n: replace(rule, method=rule.method.for_vectors()) for n, rule in rules.items()}
+    elif inputs.view == "joint":
+        _check_joint(recipe, rules)
+    output = plan_output(recipe, inputs, alignment, rules)
+    methods = list(dict.fromkeys(rule.method for rule in rules.values()))
+    is_along_prefix = any(method.uses_merged_inputs for method in methods)
+    if is_along_prefix and inputs.view == "vectors":
+        raise RecipeError(
+            "inputs: merged is about the inputs of linear layers, and (IA)^3 trains none; use "
+            "inputs: own"
+        )
+    if is_along_prefix and inputs.writes_adapter:
+        raise RecipeError("inputs: merged writes full models; choose output: dense")
+    evidence = gather_evidence(
+        recipe,
+        alignment,
+        [m for m in (x.without_inputs() for x in methods) if m] if is_along_prefix else methods,
+        statistics or {},
+        force=force,
+    )
+    prefix = prepare_prefix(recipe, alignment, evidence) if is_along_prefix else None
+    plan = make_plan(
+        alignment,
+        rules,
+        dtype,
+        prefix.evidence if prefix else evidence,
+        len(recipe.trajectory),
+        output,
+    )
+    _check_covered(plan, methods)
+    companions = companion_files(of.folder) if of else ()
+    code = code_notes(companions, public_name(of.label)) if of else []
+    inherited, card_notes = inherit_metadata(
+        {model.name: model.checkpoint.folder for model in alignment.models}
+    )
+    prepared = PreparedMerge(
+        recipe,
+        alignment,
+        plan,
+        evidence,
+        output,
+        companions,
+        (*inputs.notes, *alignment.notes, *tokenizers.notes, *code, *card_notes),
+        inputs.pretrained,
+        prefix,
+        inherited,
+        tokenizers.chat_template,
+    )
+    along = prefix.notes_on(plan) if prefix else ()
+    return replace(prepared, notes=(*prepared.notes, *along, *_otherwise_notes(plan)))
+
+
+def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> Comparison:
+    """Compare all tokenizers; `output` is the folder whose files go with the result."""
+    base = inputs.pretrained or inputs.base
+    found = compare_tokenizers(
+        {name: model.folder for name, model in inputs.models.items()},
+        None if base is None else ("the base", base.folder),
+        output,
+    )
+    if recipe.ignore_tokenizers:
+        ignored = [f"ignored: {problem.partition(';')[0]}" for problem in found.problems]
+        return Comparison([], [*found.notes, *ignored], found.chat_template)
+    return found
+
+
+def _check_start(recipe: Recipe, inputs: Inputs) -> None:
+    """Refuse methods that need a base where there is none; adapters know theirs."""
+    if inputs.base is not None:
+        return
+    problems = []
+    for where, spec in recipe.method_specs():
+        from_base = spec.parameters.get("model") == "base"
+        if spec.at_depth(0).reads_base or from_base:
+            problems.append(f"{where}method {spec.name} needs a base model (base: / --base)")
+    if problems:
+        raise RecipeError(problems)
+
+
+def _check_joint(recipe: Recipe, rules: Mapping[str, Rule]) -> None:
+    """Refuse methods that mean something else in a space of changes."""
+    for rule in rules.values():
+        if recipe.rank == "concatenate" and rule.method.coefficients(rule.weights) is None:
+            raise RecipeError(
+                f"rank: concatenate is exact for average and task_arithmetic, which add changes "
+                f"up, and not for {rule.method.name}; choose a number as rank"
+            )
+        if not rule.method.works_on_changes:
+            raise RecipeError(
+                f"align: knots is for methods that look at single entries of changes, such as "
+                f"ties and dare_ties, and not for {rule.method.name}; leave it out"
+            )
+
+
+def _check_covered(plan: Plan, methods: Iterable[Method]) -> None:
+    """Refuse objectives that have nothing for any parameter."""
+    layers = plan.layers
+    idle = sorted({name for method in methods for name in method.idle_objectives(layers)})
+    if idle:
+        raise StatisticsError(
+            [
+                f"the objective {name} has nothing for any of the parameters to merge; are the "
+                "statistics of these models, and were their layers among the collected ones?"
+                for name in idle
+            ]
+        )
+
+
+def _otherwise_notes(plan: Plan) -> list[str]:
+    if not plan.otherwise:
+        return []
+    names = [p.name for p in plan.otherwise]
+    used = dict.fromkeys(p.rule.method.fallback.name for p in plan.otherwise)
+    shown = ", ".join(names[:_MAX_LISTED])
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return [
+        f"merged by {' or '.join(used)}, since the objective has nothing for them ({len(names)} of "
+        f"{len(plan.parameters)} tensors; all are in merge.json): {shown}{more}"
+    ]
+
+
+def _taken_from_one(recipe: Recipe, name: str) -> bool:
+    """Does the recipe pass this parameter through from one model?"""
+    method = recipe.method.name
+    for override in recipe.overrides:
+        if override.method and matches(name, override.match):
+            method = override.method.get("name", method)
+    return method == "passthrough"

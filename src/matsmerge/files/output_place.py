@@ -1,0 +1,157 @@
+"""Where an output may be put: all that speaks against a place, before any work is done for it."""
+
+import errno
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from matsmerge.byte_sizes import format_bytes
+from matsmerge.errors import OutputError
+from matsmerge.files.whole_outputs import is_interrupted
+
+# What is put around a name at most while its file or folder is written: `.NAME.partial`, say.
+_AFFIX_BYTES = 32
+_MAX_NAME_BYTES = 255
+
+
+def check_folder(
+    target: Path,
+    work: str,
+    is_ours: Callable[[Path], bool],
+    *,
+    inputs: Mapping[str, Path] | None = None,
+    overwrite: bool = False,
+    resume: bool = False,
+    is_finished: Callable[[Path], bool] = lambda _: False,
+) -> None:
+    """Refuse a folder that must not or cannot be written.
+
+    Only what `is_ours`, the output of such `work`, is ever replaced; never what overlaps with
+    `inputs`. `is_finished` says whether an interrupted run had put its output in place already.
+    """
+    _check(
+        target,
+        lambda: _folder_problems(
+            target, work, is_ours, inputs or {}, overwrite, resume, is_finished
+        ),
+    )
+
+
+def check_file(
+    target: Path,
+    *suffixes: str,
+    overwrite: bool = False,
+    may_exist: Callable[[Path], bool] = lambda _: False,
+) -> None:
+    """Refuse a file that must not or cannot be written, or whose name has none of the suffixes."""
+    _check(target, lambda: _file_problems(target, suffixes, overwrite, may_exist))
+
+
+def check_room(target: Path, num_bytes: int) -> None:
+    """Refuse to begin what the disk has no room for."""
+    parent = _nearest(target)
+    free = shutil.disk_usage(parent).free
+    if free < num_bytes:
+        raise OutputError(
+            f"{parent}: not enough disk space, {format_bytes(num_bytes)} needed and "
+            f"{format_bytes(free)} free"
+        )
+
+
+def is_vacant(target: Path) -> bool:
+    """Can a folder be put here without anything being lost? An empty folder is like none.
+
+    Not one that a disk is mounted on: no other folder can take its place.
+    """
+    if target.is_symlink() or os.path.ismount(target):
+        return False
+    return not target.exists() or (target.is_dir() and not any(target.iterdir()))
+
+
+def _check(target: Path, find: Callable[[], Iterator[str]]) -> None:
+    try:
+        problems = _name_problems(target) or list(find())
+    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
+        reason = getattr(error, "strerror", None) or error
+        problems = [f"{target}: cannot be written to ({reason}); choose another --out"]
+    if problems:
+        raise OutputError(problems)
+
+
+def _folder_problems(
+    target: Path,
+    work: str,
+    is_ours: Callable[[Path], bool],
+    inputs: Mapping[str, Path],
+    overwrite: bool,
+    resume: bool,
+    is_finished: Callable[[Path], bool],
+) -> Iterator[str]:
+    if not target.name or target.is_symlink():
+        yield f"{target}: is not the name of a folder to make; choose another --out"
+        return
+    place = target.resolve()
+    for label, used in inputs.items():
+        if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
+            yield f"{target}: overlaps with the input {label}; choose another --out"
+            return
+    if not is_vacant(target):
+        if not is_ours(target):
+            yield f"{target}: exists and holds no {work} of ours; choose another --out"
+        elif not (overwrite or (resume and is_finished(target))):
+            yield f"{target}: exists already; replace it with --overwrite"
+    if not (overwrite or resume) and is_interrupted(target) and not is_finished(target):
+        yield (
+            f"{target}: an earlier {work} was interrupted; continue it with --resume, or start "
+            "anew with --overwrite"
+        )
+    yield from _parent_problems(target)
+
+
+def _file_problems(
+    target: Path,
+    suffixes: tuple[str, ...],
+    overwrite: bool,
+    may_exist: Callable[[Path], bool],
+) -> Iterator[str]:
+    if suffixes and target.suffix not in suffixes:
+        yield f"{target}: the name of this file ends in {' or '.join(suffixes)}"
+    if target.is_dir():
+        yield f"{target}: is a folder, expected the name of a file to write"
+    elif target.exists() and not overwrite and not may_exist(target):
+        yield f"{target}: exists already; replace it with --overwrite"
+    yield from _parent_problems(target)
+
+
+def _parent_problems(target: Path) -> Iterator[str]:
+    parent = _nearest(target)
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        yield f"{parent}: cannot be written to; choose another --out"
+
+
+def _nearest(target: Path) -> Path:
+    """The folder above that exists; those between are made with the output."""
+    return next(p for p in target.resolve().parents if p.exists())
+
+
+def _name_problems(target: Path) -> list[str]:
+    """What is wrong with a name, such as that it is too long for the file system."""
+    at_most = _MAX_NAME_BYTES
+    try:
+        if "\0" in str(target):
+            raise OSError(errno.EINVAL, "a zero byte in its name")
+        target.exists()
+        parent = next((p for p in target.absolute().parents if p.exists()), target)
+        at_most = os.pathconf(parent, "PC_NAME_MAX") if hasattr(os, "pathconf") else at_most
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            return [f"{target}: cannot be written to ({error.strerror}); choose another --out"]
+    longest = max((len(os.fsencode(part)) for part in target.parts), default=0)
+    own = len(os.fsencode(target.name)) + _AFFIX_BYTES
+    if max(longest, own) <= at_most:
+        return []
+    return [
+        f"{target}: has a name that is too long; this file system allows {at_most} bytes, "
+        f"{_AFFIX_BYTES} of which are needed while it is written; choose another --out"
+    ]

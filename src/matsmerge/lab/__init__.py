@@ -1,0 +1,24 @@
+"""The lab studies merges: training, evaluation, tuning, costs, experiments, reports."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matsmerge.lab.evaluation.comparison import evaluate
+    from matsmerge.lab.training.training_run import train
+    from matsmerge.lab.tuning.search import tune
+
+_HOMES = {
+    "evaluate": "matsmerge.lab.evaluation.comparison",
+    "train": "matsmerge.lab.training.training_run",
+    "tune": "matsmerge.lab.tuning.search",
+}
+
+__all__ = ["evaluate", "train", "tune"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: they need libraries that not everybody has installed.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'matsmerge.lab' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOMES[name]), name)

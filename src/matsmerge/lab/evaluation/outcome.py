@@ -1,0 +1,129 @@
+"""What one model answered on one task, example by example."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from matsmerge.errors import DataError
+from matsmerge.lab.evaluation.metrics import METRICS, Decisions, Floats, Score
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a model said of one example.
+
+    Target and prediction are a class, a list with the class of each word, or a text.
+    """
+
+    number: int  # in the data, from 0
+    target: int | list[int] | str | None = None
+    prediction: int | list[int] | str | None = None
+    probabilities: NDArray[np.float32] | None = None  # (classes,) or (words, classes)
+    loss: float | None = None  # negative log-likelihood of the target
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known, as JSON can say it; every digit of the probabilities is kept."""
+        content: dict[str, Any] = {"number": self.number}
+        for key in ("target", "prediction"):
+            if (value := getattr(self, key)) is not None:
+                content[key] = value
+        if self.probabilities is not None:
+            content["probabilities"] = _digits(self.probabilities)
+        if self.loss is not None:
+            content["loss"] = self.loss
+        return content
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Answers to all examples, in the order of the data, and which data that was."""
+
+    task: str
+    kind: str
+    split: str | None
+    data: str  # its fingerprint
+    answers: Sequence[Answer]
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+    def scores(self, metrics: Iterable[str]) -> dict[str, Score]:
+        """The value of each metric, in the order given."""
+        metrics = list(metrics)
+        for name in metrics:
+            if METRICS[name].same_classes and not self.has_same_classes:
+                raise DataError(different_choices(self.task, name))
+        return {name: METRICS[name].of(getattr(self, METRICS[name].needs)()) for name in metrics}
+
+    def score(self, metric: str) -> Score:
+        """The value of one metric."""
+        return self.scores([metric])[metric]
+
+    @property
+    def has_same_classes(self) -> bool:
+        """Have all examples the same number of classes or choices?"""
+        found = {a.probabilities.shape[-1] for a in self.answers if a.probabilities is not None}
+        return len(found) == 1
+
+    def decisions(self) -> Decisions:
+        """Targets and predictions of all examples and words, in one row."""
+        tables = []
+        for answer in self.answers:
+            if answer.probabilities is None:
+                raise DataError(f"{self.task}: has no probabilities of classes or choices")
+            tables.append(np.atleast_2d(answer.probabilities))
+        num_classes = max(table.shape[1] for table in tables)
+        lengths = [len(table) for table in tables]
+        return Decisions(
+            np.concatenate([np.atleast_1d(np.array(a.target, np.int64)) for a in self.answers]),
+            np.concatenate([np.atleast_1d(np.array(a.prediction, np.int64)) for a in self.answers]),
+            np.concatenate([_widened(table, num_classes) for table in tables]),
+            np.repeat(np.arange(len(tables)), lengths),
+        )
+
+    def texts(self) -> list[tuple[str, str]]:
+        """What was said, and what should have been."""
+        pairs = [(a.prediction, a.target) for a in self.answers]
+        found = [(s, t) for s, t in pairs if isinstance(s, str) and isinstance(t, str)]
+        if len(found) < len(pairs):
+            raise DataError(f"{self.task}: has no generated texts; set generate in its task file")
+        return found
+
+    def losses(self) -> Floats:
+        """The loss of each example."""
+        found = [a.loss for a in self.answers if a.loss is not None]
+        if len(found) < len(self.answers):
+            raise DataError(f"{self.task}: has no losses")
+        return np.array(found, np.float64)
+
+    def to_lines(self) -> Iterator[str]:
+        """JSON, first what it is of and then a line per example."""
+        head = {"task": self.task, "kind": self.kind, "split": self.split, "data": self.data}
+        yield json.dumps(head | {"num_examples": len(self)}, ensure_ascii=False)
+        for answer in self.answers:
+            yield json.dumps(answer.to_json(), ensure_ascii=False)
+
+
+def different_choices(task: str, metric: str) -> str:
+    """Why a metric over classes cannot be had."""
+    return (
+        f"{task}: the metric '{metric}' needs choice n to mean the same in every example, but the "
+        "examples differ in the number of their choices; use accuracy"
+    )
+
+
+def _widened(table: NDArray[np.float32], num_classes: int) -> Floats:
+    wide = np.zeros((len(table), num_classes))
+    wide[:, : table.shape[1]] = table
+    return wide
+
+
+def _digits(values: NDArray[np.float32]) -> Any:
+    """Nine digits, which are as many as tell all values of float32 apart."""
+    if values.ndim > 1:
+        return [_digits(row) for row in values]
+    return [float(f"{value:.9g}") for value in values.tolist()]

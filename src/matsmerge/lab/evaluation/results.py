@@ -1,0 +1,292 @@
+"""Scores of many models on many tasks."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ConfigDict, Field, model_validator
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from matsmerge.errors import DataError
+from matsmerge.files.guarded_files import Content, Count, parse_as, quoted
+from matsmerge.lab.evaluation.metrics import METRICS, RESAMPLING_SEED, Score
+from matsmerge.lab.evaluation.outcome import Outcome
+from matsmerge.markdown_text import escape as escape_markdown
+
+FORMAT_VERSION = 1
+INDIVIDUAL, ENSEMBLE = "individual", "ensemble"  # rows that are no single model
+
+
+class Reading(Content):
+    """How to read a metric."""
+
+    higher_is_better: bool = True
+    in_percent: bool = True
+
+    @classmethod
+    def of(cls, metric: str) -> "Reading":
+        found = METRICS[metric]
+        return cls(higher_is_better=found.higher_is_better, in_percent=found.in_percent)
+
+
+class ScoredTask(Content):
+    """A task as it was scored; the first of its metrics is the one that is averaged."""
+
+    kind: str
+    metrics: dict[str, Reading] = Field(min_length=1)
+    num_examples: Count
+    split: str | None = None
+    data: str | None = None
+    fingerprint: str | None = None  # of the data
+    seed: int | None = None  # of its splits and templates
+
+    @property
+    def metric(self) -> str:
+        return next(iter(self.metrics))
+
+
+class _ScoreContent(Content):
+    """A score in a file, which a model that broke may not have as a number."""
+
+    value: float = Field(allow_inf_nan=True)
+    standard_error: float | None = Field(default=None, allow_inf_nan=True)
+
+
+class _ModelContent(Content):
+    """A model in a file; what else is known of it is let be."""
+
+    model_config = ConfigDict(extra="allow")
+
+    source: str | None = None
+    fingerprint: str | None = None
+
+
+class _ResultsContent(Content):
+    """What a results.json must say to be read again: scores by model, task and metric."""
+
+    tasks: dict[str, ScoredTask] = Field(min_length=1)
+    models: dict[str, _ModelContent]
+    scores: dict[str, dict[str, dict[str, _ScoreContent]]] = Field(min_length=1)
+    arguments: dict[str, Any]
+    versions: dict[str, str]
+    notes: list[str]
+
+    @model_validator(mode="after")
+    def _check_scores(self) -> "_ResultsContent":
+        for model, by_task in self.scores.items():
+            for task, by_metric in by_task.items():
+                if task not in self.tasks:
+                    raise ValueError(f"the model '{model}' has scores of an unknown task '{task}'")
+                for metric in self.tasks[task].metrics:
+                    if metric not in by_metric:
+                        raise ValueError(f"'{model}' has no score by '{metric}' on '{task}'")
+        return self
+
+
+@dataclass(frozen=True)
+class Results:
+    """Scores by model, task and metric; a model is a row.
+
+    The row `individual` has, for each task, the score of the model that was trained for it, by
+    which averages are normalised. `models` says what each row is, `arguments` what was asked for.
+    """
+
+    tasks: Mapping[str, ScoredTask]
+    models: Mapping[str, Mapping[str, Any]]
+    scores: Mapping[str, Mapping[str, Mapping[str, Score]]]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+    outcomes: Mapping[str, Mapping[str, Outcome]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def score(self, model: str, task: str) -> Score | None:
+        """By the task's first metric; None if the model was not scored on it."""
+        found = self.scores[model].get(task)
+        return None if found is None else found[self.tasks[task].metric]
+
+    def average(self, model: str) -> Score | None:
+        """Over all tasks, whose errors are independent; None for scores that are not alike."""
+        found = [self.score(model, task) for task in self.tasks]
+        scores = [score for score in found if score is not None]
+        alike = {t.metric if not _main(t).in_percent else "percent" for t in self.tasks.values()}
+        if len(scores) < len(found) or len(alike) != 1:
+            return None
+        error = math.sqrt(sum(score.error**2 for score in scores)) / len(scores)
+        return Score(sum(score.value for score in scores) / len(scores), error)
+
+    def normalised(self, model: str) -> float | None:
+        """The mean over tasks of score / individual score; of a loss, individual / score.
+
+        More than 1 is better than the individual models. Tasks without an individual model do
+        not count. None where the model was not scored, or a score to divide by is not positive.
+        """
+        if INDIVIDUAL not in self.scores:
+            return None
+        ratios = []
+        for name, task in self.tasks.items():
+            mine, individual = self.score(model, name), self.score(INDIVIDUAL, name)
+            if individual is None:
+                continue
+            if mine is None:
+                return None
+            a, b = mine.value, individual.value
+            if not _main(task).higher_is_better:
+                a, b = b, a
+            if b <= 0:
+                return None
+            ratios.append(a / b)
+        return sum(ratios) / len(ratios) if ratios else None
+
+    def beside(self, other: "Results") -> "Results":
+        """These results and those of the same models on other tasks, in one table."""
+        if twice := sorted(set(self.tasks) & set(other.tasks)):
+            raise DataError(f"two tasks are named '{twice[0]}'; rename one (name:)")
+        rows = dict.fromkeys([*self.scores, *other.scores])
+        return Results(
+            {**self.tasks, **other.tasks},
+            {**other.models, **self.models},
+            {row: {**self.scores.get(row, {}), **other.scores.get(row, {})} for row in rows},
+            {**other.arguments, **self.arguments},
+            {**self.versions, **other.versions},
+            [*self.notes, *other.notes],
+            {**other.outcomes, **self.outcomes},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the predictions; the same for the same evaluation."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "versions": dict(self.versions),
+            "arguments": dict(self.arguments),
+            "resampling_seed": RESAMPLING_SEED,
+            "tasks": {name: task.model_dump() for name, task in self.tasks.items()},
+            "models": {name: dict(about) for name, about in self.models.items()},
+            "scores": {
+                model: {
+                    task: {metric: _score_to_json(score) for metric, score in by_metric.items()}
+                    for task, by_metric in by_task.items()
+                }
+                for model, by_task in self.scores.items()
+            },
+            "averages": {
+                model: {
+                    "average": _score_to_json(self.average(model)),
+                    "normalised": self.normalised(model),
+                }
+                for model in self.scores
+            },
+            "notes": list(self.notes),
+        }
+
+    @classmethod
+    def from_json(cls, content: Any, where: str = "the results") -> "Results":
+        """What `to_json` gave; `where` it was found is named in errors."""
+        version = content.get("format_version") if isinstance(content, dict) else None
+        if version != FORMAT_VERSION:
+            raise DataError(
+                f"{where}: expected results of an evaluation in format {FORMAT_VERSION}, found "
+                f"{quoted(version)}; were they written by another version of matsmerge?"
+            )
+        found = parse_as(content, _ResultsContent, where, DataError)
+        return cls(
+            found.tasks,
+            {name: model.model_dump(exclude_unset=True) for name, model in found.models.items()},
+            {
+                model: {
+                    task: {
+                        m: Score(
+                            s.value, math.nan if s.standard_error is None else s.standard_error
+                        )
+                        for m, s in by_metric.items()
+                    }
+                    for task, by_metric in by_task.items()
+                }
+                for model, by_task in found.scores.items()
+            },
+            found.arguments,
+            found.versions,
+            found.notes,
+        )
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Heads of columns, and rows, as text: score ± standard error, in percent where usual."""
+        columns = [(name, metric) for name, task in self.tasks.items() for metric in task.metrics]
+        kinds = {metric for _, metric in columns}
+        heads = ["model"] + [
+            name if len(kinds) == 1 else f"{name} {metric}" for name, metric in columns
+        ]
+        has_average = len(self.tasks) > 1
+        has_individual = INDIVIDUAL in self.scores
+        heads += ["average"] * has_average + ["normalised"] * has_individual
+        rows = []
+        for model, by_task in self.scores.items():
+            row = [model]
+            for name, metric in columns:
+                score = by_task.get(name, {}).get(metric)
+                row.append(_show(score, self.tasks[name].metrics[metric]))
+            if has_average:
+                row.append(_show(self.average(model), _main(next(iter(self.tasks.values())))))
+            if has_individual:
+                ratio = self.normalised(model)
+                row.append("-" if ratio is None else f"{ratio:.3f}")
+            rows.append(row)
+        return heads, rows
+
+    @property
+    def title(self) -> str:
+        """What the numbers in the table are, if they are all the same."""
+        found = {(m, how.in_percent) for t in self.tasks.values() for m, how in t.metrics.items()}
+        names = [name + (" in percent" if percent else "") for name, percent in found]
+        what = names[0] if len(names) == 1 else "scores"
+        return f"{what} ± standard error"
+
+    def to_markdown(self) -> str:
+        """The table, and what was scored."""
+        heads, rows = self.cells()
+        lines = [
+            f"{self.title}\n",
+            "| " + " | ".join(map(escape_markdown, heads)) + " |",
+            "|---" + "|---:" * (len(heads) - 1) + "|",
+            *("| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows),
+            "",
+        ]
+        for name, task in self.tasks.items():
+            of = f"split {task.split} of " if task.split else ""
+            where = f"{of}{task.data}" if task.data else "lm-evaluation-harness"
+            text = f"{name}: {task.kind}, {task.num_examples:,} examples, {where}"
+            lines.append(f"- {escape_markdown(text)}")
+        lines += [f"- note: {escape_markdown(note)}" for note in self.notes]
+        return "\n".join(lines) + "\n"
+
+    def __rich__(self) -> Group:
+        heads, rows = self.cells()
+        table = Table(box=None, pad_edge=False)
+        for i, head in enumerate(heads):
+            table.add_column(Text(head), justify="left" if i == 0 else "right")
+        for row in rows:
+            table.add_row(*map(Text, row))
+        return Group(Text(self.title), table)
+
+
+def _main(task: ScoredTask) -> Reading:
+    return task.metrics[task.metric]
+
+
+def _show(score: Score | None, how: Reading) -> str:
+    if score is None:
+        return "-"
+    factor, form = (100, ".1f") if how.in_percent else (1, ".4f")
+    shown = f"{factor * score.value:{form}}"
+    return shown if math.isnan(score.error) else f"{shown} ± {factor * score.error:{form}}"
+
+
+def _score_to_json(score: Score | None) -> dict[str, float | None] | None:
+    if score is None:
+        return None
+    error = None if math.isnan(score.error) else score.error
+    return {"value": score.value, "standard_error": error}

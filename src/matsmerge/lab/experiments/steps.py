@@ -1,0 +1,224 @@
+"""The steps that every suite is made of: make, train, collect, merge, test."""
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from matsmerge.checkpoints.public_names import without_paths
+from matsmerge.engine.executor import SerialExecutor
+from matsmerge.engine.merge_file import read_merge_file
+from matsmerge.errors import AnotherRunError, RecipeError
+from matsmerge.files.strict_yaml import read_yaml
+from matsmerge.lab.evaluation.comparison import evaluate
+from matsmerge.lab.experiments.sources import SOURCES
+from matsmerge.lab.experiments.step import Places, Source, Step, TaskInput
+from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL, Outcome, Scores
+from matsmerge.lab.training.training_options import TrainingOptions
+from matsmerge.lab.training.training_run import train
+from matsmerge.lab.tuning.search import MODEL, RECIPE, REPORT, tune
+from matsmerge.lab.tuning.search_space import SearchSpace
+from matsmerge.lab.tuning.tuning_file import Options as TuningOptions
+from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.collection_run import Output
+from matsmerge.statistics.prepared_collection import Choice, prepare
+from matsmerge.tasks.loaded_model import load_model
+from matsmerge.tasks.splits import read_split
+
+T = TypeVar("T")
+
+TUNED = "tuned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Make(Step[None], kind="make"):
+    """Data or a base model from packages."""
+
+    source: str  # a name in SOURCES
+    options: Mapping[str, Any]
+
+    def run(self, _: Places, out: Path, /) -> None:
+        shutil.rmtree(out)
+        out.mkdir()
+        SOURCES[self.source](out, self.options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Step[float | None], kind="train", output=MODEL):
+    """A model trained on one task, or on all of them; the result is its validation score."""
+
+    base: Source
+    tasks: list[TaskInput]
+    options: TrainingOptions
+
+    def run(self, places: Places, out: Path, /) -> float | None:
+        tasks = [task.read(places) for task in self.tasks]
+        _remove_unrecorded(out / MODEL)
+        options = self.options.model_dump(by_alias=True, exclude_unset=True)
+        work = partial(train, places.name(self.base), tasks, out / MODEL, **options)
+        return continued(work).score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collect(Step[int], kind="collect", output="statistics.safetensors"):
+    """Statistics of a model on its data; the result is the number of examples."""
+
+    model: Source
+    task: TaskInput
+    options: CollectionOptions
+    split: str
+    num_examples: int
+    batch_size: int
+
+    def run(self, places: Places, out: Path, /) -> int:
+        task = self.task.read(places)
+        loaded = load_model(
+            places.name(self.model),
+            task=task.task,
+            head=task.head,
+            tokenizer=task.tokenizer,
+            options=task.options(need_targets=self.options.wants_targets),
+        )
+        choice = Choice(
+            self.num_examples,
+            columns=task.columns,
+            wordings=task.wordings,
+            batch_size=self.batch_size,
+        )
+        file = out / self.output
+        file.unlink(missing_ok=True)
+        prepared = prepare(loaded, read_split(task, self.split), self.options, choice)
+        prepared.run(Output(file, resume=True, overwrite=True))
+        return prepared.num_examples
+
+
+@dataclass(frozen=True)
+class Merging:
+    """Models to merge, and the method; what a recipe says."""
+
+    base: Source
+    models: Mapping[str, Source]
+    statistics: Mapping[str, Collect]  # by model; empty if the method reads none
+    method: str | Mapping[str, Any]
+    with_defaults: Mapping[str, Any]  # the method's parameters, whose defaults may change
+    heads: str | list[str] | None  # patterns of parameters that stay with their task
+
+    def recipe(self, places: Places) -> dict[str, Any]:
+        """The recipe as plain data."""
+        method, statistics = self.method, self.statistics
+        return {
+            "base": places.name(self.base),
+            "models": [
+                {"name": name, "model": places.name(model)}
+                | ({"statistics": str(places.path(statistics[name]))} if statistics else {})
+                for name, model in self.models.items()
+            ],
+            "method": {"name": method} if isinstance(method, str) else dict(method),
+            **({"heads": self.heads} if self.heads else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How many examples of each task are scored, and how many at once."""
+
+    num_validation: int | None
+    num_test: int | None
+    batch_size: int
+
+    def test(self, models: Mapping[str, str], tasks: list[TaskInput], places: Places) -> Scores:
+        """Test scores of a model, or of the ensemble of several."""
+        results = evaluate(
+            models,
+            [task.read(places) for task in tasks],
+            "test",
+            ensemble=len(models) > 1,
+            num_examples=self.num_test,
+            batch_size=self.batch_size,
+        )
+        row = ENSEMBLE if len(models) > 1 else next(iter(models))
+        found = {task: results.score(row, task) for task in results.tasks}
+        scores = {task: score for task, score in found.items() if score is not None}
+        return Scores(
+            tasks={task: score.value for task, score in scores.items()},
+            errors={task: score.error for task, score in scores.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge(Step[Outcome], kind="merge", output=RECIPE):
+    """The best of what a method's search tries by validation, scored on the test split."""
+
+    merging: Merging
+    tasks: list[TaskInput]
+    scoring: Scoring
+    search: Mapping[str, Any]
+    init: "Merge | None" = None  # whose tuned method is the init
+    keep_model: bool = False
+
+    def run(self, places: Places, out: Path, /) -> Outcome:
+        _remove_unrecorded(out / MODEL, out / TUNED)
+        recipe = self.merging.recipe(places)
+        if self.init is not None:
+            recipe["method"]["init"] = read_yaml(places.path(self.init), RecipeError)["method"]
+        space = SearchSpace.parse(recipe, self.search)
+        options = TuningOptions(
+            num_examples=self.scoring.num_validation,
+            batch_size=self.scoring.batch_size,
+            allow_overlap=True,  # the suite says which split statistics are from
+        )
+        tasks = [task.read(places) for task in self.tasks]
+        work = partial(tune, space, tasks, out / TUNED, options, executor=SerialExecutor())
+        tuned = continued(work)
+        model = tuned.folder / MODEL
+        scores = self.scoring.test({"merged": str(model)}, self.tasks, places)
+        manifest = read_merge_file(model / "merge.json")
+        for name in (RECIPE, REPORT, *([MODEL] if self.keep_model else [])):
+            (tuned.folder / name).rename(out / name)
+        shutil.rmtree(tuned.folder)
+        return Outcome(
+            test=scores,
+            validation=tuned.best.score,
+            chosen=dict(tuned.best.choice),
+            num_tried=len(tuned.trials),
+            recipe=without_paths(read_yaml(out / RECIPE, RecipeError)),
+            merge=manifest,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score(Step[Outcome], kind="test"):
+    """Test scores of models that were not merged: each on its own task, one on all, or all."""
+
+    row: str  # INDIVIDUAL, ENSEMBLE, or another name for one model
+    models: Mapping[str, Source]
+    tasks: list[TaskInput]
+    scoring: Scoring
+
+    def run(self, places: Places, _: Path, /) -> Outcome:
+        models = {name: places.name(model) for name, model in self.models.items()}
+        if self.row != INDIVIDUAL:
+            return Outcome(test=self.scoring.test(models, self.tasks, places))
+        each = [self.scoring.test({t.name: models[t.name]}, [t], places) for t in self.tasks]
+        return Outcome(
+            test=Scores(
+                tasks={task: value for found in each for task, value in found.tasks.items()},
+                errors={task: value for found in each for task, value in found.errors.items()},
+            )
+        )
+
+
+def continued(work: Callable[..., T]) -> T:
+    """Go on where a step was interrupted; anew if the run lay elsewhere then."""
+    try:
+        return work(resume=True)
+    except AnotherRunError:
+        return work(overwrite=True)
+
+
+def _remove_unrecorded(*folders: Path) -> None:
+    """Remove what a run completed just before it was killed: the step was not recorded."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,57 @@
+"""Parts of a suite's file: tasks, variants and methods."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from matsmerge.limits import MOST_COUNTED
+from matsmerge.tasks.task_file import TaskFile
+
+
+class Part(BaseModel):
+    """A part of a suite; keys that it does not have are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Made(Part):
+    """Something that is made from packages by a function of `sources`."""
+
+    source: str
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+
+class SuiteTask(TaskFile):
+    """A task file, whose data may also come from a source."""
+
+    source: str | None = None
+    settings: dict[str, Any] = Field(default_factory=dict)  # of the source
+
+
+class Variant(Part):
+    """One way to fine-tune, and what is collected of the models."""
+
+    training: dict[str, Any] = Field(default_factory=dict)  # TrainingOptions
+    models: dict[str, str] | None = None  # of each task, where they need no training
+    joint: dict[str, Any] | None = None  # what is different for one model of all tasks; None: no
+    statistics: list[str] = ["gram"]
+    split: str = "validation"  # that statistics are collected from
+    num_examples: int = Field(default=1000, ge=1, le=MOST_COUNTED)
+    expectation: Literal["empirical", "true"] = "empirical"
+    heads: str | list[str] | None = None  # patterns of parameters that stay with their task
+    base: str | Made | None = None  # instead of the suite's
+    seeds: list[int] | None = Field(default=None, min_length=1)  # None: all of the suite's
+
+
+class MethodOfSuite(Part):
+    """A method, and the values to try of its parameters."""
+
+    method: str | dict[str, Any]
+    search: dict[str, Any] = Field(default_factory=dict)
+    label: str | None = None
+    variants: list[str] | None = None  # those it makes sense for; None: all
+
+
+def name_of(part: str | dict[str, Any]) -> str:
+    """The name of a method or an objective, given by its name or with parameters."""
+    return part if isinstance(part, str) else str(part.get("name"))

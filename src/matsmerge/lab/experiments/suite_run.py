@@ -1,0 +1,332 @@
+"""A suite from beginning to end: steps side by side, each done once, and results as they come."""
+
+import errno
+import json
+import multiprocessing
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from matsmerge.checkpoints.public_names import without_paths
+from matsmerge.engine.machine import (
+    become_worker,
+    check_workers,
+    die_with,
+    num_cores,
+    starting_workers,
+)
+from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
+from matsmerge.files.guarded_files import Content, parse_as
+from matsmerge.files.strict_yaml import read_yaml
+from matsmerge.files.whole_outputs import held, put_text
+from matsmerge.lab.experiments.hub_check import check_hub
+from matsmerge.lab.experiments.provenance import origin
+from matsmerge.lab.experiments.step import Places, Step
+from matsmerge.lab.experiments.store import Record, Store
+from matsmerge.lab.experiments.suite import Suite, make_suite
+from matsmerge.lab.experiments.suite_plan import Plan
+from matsmerge.lab.experiments.suite_results import RESULTS, StepRecord, SuiteResults
+from matsmerge.lab.experiments.suite_setup import Local, local
+from matsmerge.progress import AnyProgress, Progress, listener
+
+Done = tuple[Any, float]  # what a step found, and how many seconds it took
+
+STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
+
+
+class _Places(Content):
+    """Local folders that took the place of what a suite names, as `local.yaml` holds them."""
+
+    base: str | None = None
+    data: str | None = None
+
+
+def run_suite(
+    suite: Suite,
+    folder: Path,
+    *,
+    base: Path | None = None,
+    data: Path | None = None,
+    num_workers: int | None = None,
+    progress: AnyProgress | None = None,
+) -> SuiteResults:
+    """Do what is not done yet, and write `results.json`.
+
+    `base` and `data` are local folders that take the place of what the suite names. A folder
+    continues where it was left, also with a suite that was changed: only what changed is done.
+    """
+    if num_workers is not None:
+        check_workers(num_workers)
+    folder = folder.absolute()
+    _check_local(base, data)
+    _check_folder(folder)
+    here = local(base, data, suite.tasks)
+    check_hub(suite, here)
+    with _room_on_disk(folder):
+        return _run_in(
+            folder, suite, here, {"base": base, "data": data}, num_workers, listener(progress)
+        )
+
+
+def _run_in(
+    folder: Path,
+    suite: Suite,
+    here: Local,
+    places: Mapping[str, Path | None],
+    num_workers: int | None,
+    progress: Progress,
+) -> SuiteResults:
+    (folder / STEPS).mkdir(parents=True, exist_ok=True)
+    with held(folder, "run"):
+        put_text(folder / SUITE, _as_yaml(suite))
+        given = {name: str(place.absolute()) for name, place in places.items() if place}
+        put_text(folder / LOCAL, yaml.safe_dump(given))
+        store = Store(folder / STEPS)
+        plan = Plan(suite, here)
+        try:
+            _run(plan.steps, store, num_workers or num_cores(), progress)
+        finally:
+            results = _results(plan, store)
+            put_text(folder / RESULTS, results.model_dump_json(indent=1))
+    return results
+
+
+@contextmanager
+def _room_on_disk(folder: Path) -> Iterator[None]:
+    """Turn the error of a full disk into one that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ResourceError(
+            f"{folder}: {error.strerror}; what was done is kept. Make room, and the same command "
+            "continues"
+        ) from error
+
+
+def resume_suite(
+    folder: Path, *, num_workers: int | None = None, progress: AnyProgress | None = None
+) -> SuiteResults:
+    """Continue a run with the suite as it was."""
+    suite, given = read_run(folder)
+    return run_suite(suite, folder, **given, num_workers=num_workers, progress=progress)
+
+
+def read_run(folder: Path) -> tuple[Suite, dict[str, Path]]:
+    """The suite of a folder, and the local files it was run with."""
+    path = folder / SUITE
+    if not path.exists():
+        raise DataError(f"{folder}: no run of a suite: it has no {SUITE}")
+    content = read_yaml(path, DataError)
+    if not isinstance(content, dict):
+        raise DataError(f"{path}: is no suite; it was damaged or edited")
+    suite = make_suite(str(path), content)
+    places = folder / LOCAL
+    given = read_yaml(places, DataError) if places.exists() else {}
+    found = parse_as(given, _Places, str(places), DataError)
+    return suite, {name: Path(place) for name, place in found if place is not None}
+
+
+def _as_yaml(suite: Suite) -> str:
+    content = suite.model_dump(mode="json", exclude_unset=True)
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def _check_local(base: Path | None, data: Path | None) -> None:
+    problems = [
+        f"{option} {path}: no such folder"
+        for option, path in (("--base", base), ("--data", data))
+        if path is not None and not path.is_dir()
+    ]
+    if problems:
+        raise DataError(problems)
+
+
+def _check_folder(folder: Path) -> None:
+    """A new or empty folder, or one of a run."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder}: is a file, expected a folder to write the run to")
+    if folder.exists() and any(folder.iterdir()) and not (folder / STEPS).is_dir():
+        raise OutputError(f"{folder}: holds something else than a run; choose another folder")
+
+
+def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progress) -> None:
+    """Steps in their order, as soon as what they need is there."""
+    done = {step.key for step in steps if store.load(step) is not None}
+    for note in store.notes:
+        progress.note(f"note: {note}")
+    waiting = [step for step in steps if step.key not in done]
+    progress.stage("steps", len(steps), "steps", len(done))
+    if done:
+        progress.note(f"{len(done)} of {len(steps)} steps were done before")
+    if not waiting:
+        return
+    running: dict[Future[Done], Step[Any]] = {}
+    pool = _pool(num_workers)
+    try:
+        while waiting or running:
+            for step in list(waiting):
+                needed = [need.key for need in step.needs if isinstance(need, Step)]
+                if _has_room(step, running, num_workers) and done.issuperset(needed):
+                    waiting.remove(step)
+                    progress.advance(0, _names([*running.values(), step]))
+                    places = Places({need.key: store.output(need) for need in step.needs})
+                    partial = store.partial(step)
+                    partial.mkdir(exist_ok=True)
+                    future = pool.submit(_perform, step, places, partial)
+                    running[future] = step
+            finished, _ = wait(running, return_when=FIRST_COMPLETED)
+            # What went well is kept before it is said what did not.
+            for future in sorted(finished, key=lambda f: f.exception() is not None):
+                step = running.pop(future)
+                found, seconds = _outcome(future, step)
+                store.put(step, found, seconds)
+                done.add(step.key)
+                progress.note(f"{step.name}: {seconds:.1f} s")
+                progress.advance(1, _names(running.values()))
+    except BaseException:
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()  # a step may take an hour
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _names(steps: Iterable[Step[Any]]) -> str:
+    return "; ".join(step.name for step in steps)
+
+
+def _has_room(step: Step[Any], running: Mapping[Any, Step[Any]], num_workers: int) -> bool:
+    """Whether a step can begin now; one that measures time runs alone."""
+    if any(s.runs_alone for s in (step, *running.values())):
+        return not running
+    return len(running) < num_workers
+
+
+def _pool(num_workers: int) -> Executor:
+    """Processes that stay for several steps; or just this one."""
+    if num_workers == 1:
+        return _Here()
+    return _Processes(
+        num_workers,
+        multiprocessing.get_context("spawn"),
+        initializer=_begin,
+        initargs=(max(1, num_cores() // num_workers),),
+    )
+
+
+class _Processes(ProcessPoolExecutor):
+    """Processes that Ctrl-C does not reach, from their first moment on; we take them along."""
+
+    def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> "Future[Any]":
+        with starting_workers():
+            return super().submit(function, *arguments, **keywords)
+
+
+class _Here(Executor):
+    """One step after the other in this process."""
+
+    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> "Future[Any]":
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def _outcome(future: "Future[Done]", step: Step[Any]) -> Done:
+    try:
+        return future.result()
+    except MatsError as error:
+        problems = [f"{step.name}: {problem}" for problem in error.problems]
+        raise type(error)(problems) from error
+    except BrokenProcessPool as error:
+        raise ResourceError(
+            f"{step.name}: its process was killed, probably for want of memory; run fewer at once "
+            "with --workers, and continue with `mats experiment resume`"
+        ) from error
+
+
+def _begin(num_threads: int) -> None:
+    """Begin as a worker: the parent deals with Ctrl-C, and takes us along when it dies."""
+    import torch
+
+    become_worker()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    if sys.platform == "linux" and parent.pid is not None:
+        die_with(parent.pid)
+    else:
+        threading.Thread(target=watch, daemon=True).start()
+    torch.set_num_threads(num_threads)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+def _perform(step: Step[Any], places: Places, out: Path) -> Done:
+    begin = time.perf_counter()
+    try:
+        with _room_on_disk(out.parent.parent):
+            found = step.run(places, out)
+    except MatsError:
+        raise
+    except Exception as error:
+        # The exception itself may not survive the way to another process.
+        raise RuntimeError(traceback.format_exc()) from error
+    return found, time.perf_counter() - begin
+
+
+def _results(plan: Plan, store: Store) -> SuiteResults:
+    suite, steps = plan.suite, plan.steps
+    records = {step.key: store.load(step) for step in steps}
+    return SuiteResults(
+        name=suite.name,
+        title=suite.title,
+        about=suite.about,
+        suite=without_paths(suite.model_dump(mode="json", exclude_unset=True)),
+        seeds=suite.seeds,
+        variants=plan.results(store),
+        missing=[step.name for step in steps if records[step.key] is None],
+        steps=[
+            StepRecord(name=s.name, kind=s.kind, key=s.key, seconds=record.seconds)
+            for s in steps
+            if (record := records[s.key]) is not None
+        ],
+        **origin(),
+        replaced=_replaced(plan.local),
+        notes=[*store.notes, *_differences([r for r in records.values() if r is not None])],
+    )
+
+
+def _replaced(here: Local) -> list[str]:
+    """The local files that took the place of what the suite names."""
+    base = [] if here.base is None else [f"base model: {here.base.path.name}"]
+    return base + [f"data of {task}: {given.path.name}" for task, given in here.data.items()]
+
+
+def _differences(records: Sequence[Record[Any]]) -> list[str]:
+    """Notes on versions, commits and machines that differ between steps."""
+    notes = []
+    for what in ("versions", "commit", "machine"):
+        found = {json.dumps(r.origin[what], sort_keys=True) for r in records if what in r.origin}
+        if len(found) > 1:
+            notes.append(
+                f"steps were done with {len(found)} different {what}: {'; '.join(sorted(found))}"
+            )
+    return notes

@@ -1,0 +1,232 @@
+"""The report of one merge: its folder, scores if there are any, and what was tried."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.source import open_checkpoint
+from matsmerge.engine.merge_file import read_merge_file
+from matsmerge.errors import CheckpointError, DataError
+from matsmerge.lab.evaluation import metrics as evaluation_metrics
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL, Reading, Results
+from matsmerge.lab.evaluation.results_folder import RESULTS, read_results
+from matsmerge.lab.reports.document import (
+    Block,
+    Items,
+    KeyFigure,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+)
+from matsmerge.lab.reports.numbers import NOTHING, count
+from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable, key_figures
+from matsmerge.lab.reports.sections import merge_details
+from matsmerge.lab.reports.sections.score_dots import score_blocks
+from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
+from matsmerge.lab.reports.sections.tuning_trials import tuning_trials
+from matsmerge.lab.tuning.trials import read_tuning_report
+
+MERGE, TUNING, MODEL = "merge.json", "tuning.json", "model"
+_NO_MERGES = (INDIVIDUAL, ENSEMBLE, "base", "joint")
+
+
+@dataclass(frozen=True)
+class _Merge:
+    """What is known of a merge."""
+
+    content: Mapping[str, Any]  # of merge.json
+    tuning: Mapping[str, Any]  # of tuning.json; empty if there is none
+    scores: ScoreTable | None
+    subspaces: Mapping[str, Any] | str | None
+
+    @property
+    def recipe(self) -> Mapping[str, Any]:
+        found = self.content["recipe"]
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def method(self) -> str:
+        return merge_details.describe_method(self.recipe)
+
+    @property
+    def named(self) -> dict[str, Mapping[str, Any]]:
+        return {self.method.partition(" (")[0]: self.content}
+
+
+def merge_report(
+    folder: Path, scores: Sequence[Path] = (), subspaces: Mapping[str, Any] | str | None = None
+) -> Report:
+    """Of a merged model's folder, or of a tuned one's; `subspaces`, or why there are none."""
+    content = read_merge_file(folder / MERGE)
+    tuning = read_tuning_report(folder / TUNING) if (folder / TUNING).exists() else {}
+    table = _score_table(read_scores(scores), folder, content) if scores else None
+    merge = _Merge(content, tuning, table, subspaces)
+    models = [_model_name(entry) for entry in merge.recipe["models"]]
+    base = merge.recipe.get("base")
+    base = f" from {merge_details.short_source(base)}" if base else ""
+    return Report(
+        f"{count(len(models), 'model')} merged by {next(iter(merge.named))}",
+        f"{', '.join(models)}: each fine-tuned{base}, now one model, merged by {merge.method}.",
+        [Section(title, make(merge)) for title, make in _SECTIONS.items()],
+        _key_figures(table, content),
+        made_by=f"matsmerge {content.get('versions', {}).get('matsmerge', '')}".strip(),
+    )
+
+
+def read_scores(folders: Sequence[Path]) -> Results:
+    """Of one evaluation or several: of other models on the same tasks, or on other tasks."""
+    combined: Results | None = None
+    for folder in folders:
+        path = folder / RESULTS if folder.is_dir() else folder
+        found = read_results(path)
+        if combined is None:
+            combined = found
+        elif set(found.tasks) == set(combined.tasks):
+            combined = _with_rows(combined, found, path)
+        else:
+            combined = combined.beside(found)
+    if combined is None:
+        raise DataError("no scores were given")
+    return combined
+
+
+def _with_rows(first: Results, second: Results, path: Path) -> Results:
+    differ = [m for m in second.scores if m in first.scores and m not in (INDIVIDUAL, ENSEMBLE)]
+    if differ:
+        raise DataError(f"{path}: a model '{differ[0]}' is among other scores too; rename one")
+    models, scores = {**first.models, **second.models}, {**first.scores, **second.scores}
+    return Results(first.tasks, models, scores)
+
+
+def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> ScoreTable:
+    readings = {name: task.metrics[task.metric] for name, task in results.tasks.items()}
+    how = next(iter(readings.values()))
+    names = {task.metric for task in results.tasks.values()}
+    unit = names.pop() if len(names) == 1 else "score"
+    used = {one.get("fingerprint") for one in merge.get("inputs", ()) if "source" in one}
+    own = _fingerprint(folder / MODEL if (folder / MODEL).is_dir() else folder)
+
+    def shown(score: evaluation_metrics.Score | None, reading: Reading) -> Score | None:
+        factor = 100.0 if reading.in_percent else 1.0
+        return Score.of(score.value, score.error, factor) if score else None
+
+    rows = []
+    for name in results.scores:
+        known = results.models.get(name, {}).get("fingerprint")
+        scores = {task: shown(results.score(name, task), r) for task, r in readings.items()}
+        tasks = {task: score for task, score in scores.items() if score}
+        several = len(results.tasks) > 1
+        rows.append(
+            ScoreRow(
+                name,
+                tasks,
+                shown(results.average(name), how) if several else next(iter(tasks.values()), None),
+                is_reference=name in _NO_MERGES or (known is not None and known in used),
+                is_this=known is not None and known == own,
+            )
+        )
+    return ScoreTable(
+        list(results.tasks),
+        rows,
+        f"{unit}, percent" if how.in_percent else unit,
+        "over examples",
+        how.higher_is_better,
+        1 if how.in_percent else 3,
+    )
+
+
+def _fingerprint(folder: Path) -> str | None:
+    try:
+        return fingerprint(open_checkpoint(folder))
+    except CheckpointError:  # the report is of its merge.json all the same
+        return None
+
+
+def _key_figures(table: ScoreTable | None, merge: Mapping[str, Any]) -> list[KeyFigure]:
+    if table and (found := key_figures(table, "average", INDIVIDUAL)):
+        return found
+    parameters = merge["parameters"]
+    solved = sum("solved" in p for p in parameters.values())
+    left = sum(bool(p.get("otherwise")) for p in parameters.values())
+    return [
+        KeyFigure("models", str(len(merge["recipe"]["models"]))),
+        KeyFigure("tensors", f"{len(parameters):,}"),
+        *([KeyFigure("layers solved", f"{solved:,}")] if solved else []),
+        *([KeyFigure("left to otherwise", f"{left:,}", "tensors")] if left else []),
+    ]
+
+
+def _what_was_merged(merge: _Merge) -> list[Block]:
+    examples = {
+        one["name"]: sum(one["num_examples"].values())
+        for one in merge.content.get("inputs", ())
+        if isinstance(one.get("num_examples"), dict)
+    }
+    rows = []
+    for entry in merge.recipe["models"]:
+        name = _model_name(entry)
+        num = examples.get(name)
+        weight = entry.get("weight", 1.0)
+        rows.append(
+            [
+                name,
+                merge_details.short_source(entry["model"]),
+                f"{weight:g}" if isinstance(weight, (int, float)) else str(weight),
+                NOTHING if num is None else f"{num:,}",
+            ]
+        )
+    heads = ["", "model", "weight", "examples of its statistics"]
+    blocks: list[Block] = [Table(heads, rows, "Models")]
+    heads = sorted(
+        {name for names in (merge.content.get("heads") or {}).values() for name in names}
+    )
+    text = f"Each model keeps its own head, which is not merged: {', '.join(heads)}."
+    return [*blocks, Paragraph(text)] if merge.content.get("heads") else blocks
+
+
+def _scores(merge: _Merge) -> list[Block]:
+    table = merge.scores
+    return score_blocks(table, f"Test scores: {table.unit}") if table else []
+
+
+def _subspaces(merge: _Merge) -> list[Block]:
+    found = merge.subspaces
+    return [Paragraph(found)] if isinstance(found, str) else overlap_blocks(found)
+
+
+def _provenance(merge: _Merge) -> list[Block]:
+    content, kinds = merge.content, ("source", "statistics", "data")
+    rows = [[f"{name} version", str(v)] for name, v in content.get("versions", {}).items()]
+    rows += [[f"tuning, {key}", str(v)] for key, v in merge.tuning.get("options", {}).items() if v]
+    inputs = [
+        [one["name"], kind, str(one.get("fingerprint") or NOTHING)[:16]]
+        for one in content.get("inputs", ())
+        if (kind := next((kind for kind in kinds if kind in one), None))
+    ]
+    blocks: list[Block] = [Table(["", ""], rows, "Versions")]
+    if inputs:
+        heads, title = ["", "kind", "fingerprint"], "Fingerprints of the inputs"
+        blocks.append(Table(heads, inputs, title, folded=True, in_markdown=False))
+    notes = list(content.get("notes", ()))
+    return [*blocks, Items("Notes", notes)] if notes else blocks
+
+
+def _model_name(entry: Mapping[str, Any]) -> str:
+    return str(entry.get("name") or merge_details.short_source(entry["model"]))
+
+
+# What a report has is a function in a file of `sections/`, or here, and a line in this table.
+_SECTIONS: dict[str, Callable[[_Merge], list[Block]]] = {
+    "What was merged": _what_was_merged,
+    "Scores": _scores,
+    "What was tried": lambda merge: tuning_trials(merge.tuning),
+    "Convergence of layers": lambda merge: merge_details.convergence(merge.named),
+    "Subspaces": _subspaces,
+    "Left to otherwise": lambda merge: merge_details.otherwise(merge.named),
+    "Recipe": lambda merge: [merge_details.recipe_code("recipe.yaml", merge.recipe)],
+    "Provenance": _provenance,
+}

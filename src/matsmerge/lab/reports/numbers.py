@@ -1,0 +1,95 @@
+"""Numbers as people read them, and cells of tables that hold them."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import Any, TypeVar
+
+from matsmerge.lab.experiments.score_tables import mean_and_error
+from matsmerge.lab.reports.document import Cell
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+NOTHING = "–"
+Value = TypeVar("Value")
+
+
+def fixed(value: float | None, digits: int = 1) -> str:
+    return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    return fixed(None if share is None else 100 * share)
+
+
+def signed(share: float) -> str:
+    """A difference of shares, in points."""
+    points = round(100 * share, 1) + 0.0  # no minus before zero
+    return f"{points:+.1f}".replace("-", "−")
+
+
+def power(value: float | None) -> str:
+    """With a power of ten: 1.3×10¹⁴."""
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    if value == 0:
+        return "0"
+    digits, exponent = f"{value:.1e}".split("e")
+    return f"{digits}×10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+
+
+def seconds(value: float | None) -> str:
+    if value is None:
+        return NOTHING
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def duration(value: float) -> str:
+    """In the unit that suits: 42 s, 3 min 10 s, 2 h 5 min."""
+    if value < 60:
+        return f"{seconds(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def choice_text(choice: Mapping[str, Any]) -> str:
+    """Parameters and their values: scale = 0.3, density = 0.2."""
+    return ", ".join(
+        f"{key} = {value:g}" if isinstance(value, float) else f"{key} = {value}"
+        for key, value in choice.items()
+    )
+
+
+def score_cell(
+    values: Sequence[float], *, best: bool = False, error: float | None = None
+) -> Cell | str:
+    """Mean and standard error over seeds; of one seed, the error over examples if given."""
+    if not values:
+        return NOTHING
+    mean, over_seeds = mean_and_error(values)
+    spread = error if over_seeds is None else over_seeds
+    return Cell(percent(mean), "" if spread is None else percent(spread), best)
+
+
+def paper_cell(text: str) -> Cell:
+    return Cell(text, papers=True)
+
+
+def grouped(pairs: Iterable[tuple[Any, Value]]) -> dict[Any, list[Value]]:
+    """Values by their keys, both in the order in which they come."""
+    found: dict[Any, list[Value]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return found
+
+
+def mean_of(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None

@@ -1,0 +1,100 @@
+"""From a run's folder to files that are written whole or not at all."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matsmerge.errors import DataError
+from matsmerge.files.output_place import check_file
+from matsmerge.files.whole_outputs import put_bytes
+from matsmerge.lab.experiments.suite_results import RESULTS, SuiteResults, read_results
+from matsmerge.lab.reports import picture
+from matsmerge.lab.reports.document import Report
+from matsmerge.lab.reports.markdown import to_markdown
+from matsmerge.lab.reports.merge_report import MERGE, merge_report
+from matsmerge.lab.reports.page import to_page
+from matsmerge.lab.reports.sections.score_dots import COMPARISON
+from matsmerge.lab.reports.suite_report import suite_report
+
+Subspaces = Callable[[Path], Mapping[str, Any] | str | None]
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What to write; None: not that."""
+
+    page: Path | None = None
+    markdown: Path | None = None
+    picture: Path | None = None
+
+    def check(self, *, overwrite: bool) -> None:
+        """Refuse what must not or cannot be written, before any work."""
+        for path, suffixes in (
+            (self.page, [".html"]),
+            (self.markdown, [".md"]),
+            (self.picture, picture.SUFFIXES),
+        ):
+            if path is not None:
+                check_file(path, *suffixes, overwrite=overwrite)
+        if self.picture is not None:
+            picture.check_picture()
+
+
+def write_report(
+    run: Path,
+    outputs: Outputs,
+    *,
+    scores: Sequence[Path] = (),
+    overwrite: bool = False,
+    subspaces: Subspaces = lambda _: None,
+) -> None:
+    """Write what was asked for about a suite's or a merge's folder.
+
+    `subspaces` finds those of a merge's tasks; they take a while to decompose.
+    """
+    outputs.check(overwrite=overwrite)
+    results = _suite_results(run)
+    if results is not None and scores:
+        raise DataError(f"{run}: a suite has its own scores; --scores is for a merged model")
+    if results is None and outputs.picture is not None and not scores:
+        raise DataError(f"{run}: a picture compares scores; give those of this merge with --scores")
+    report = suite_report(results) if results else merge_report(run, scores, subspaces(run))
+    contents = {}  # all of them, before any is written
+    if outputs.page is not None:
+        contents[outputs.page] = to_page(report).encode()
+    if outputs.markdown is not None:
+        contents[outputs.markdown] = to_markdown(report).encode()
+    if outputs.picture is not None:
+        contents[outputs.picture] = _picture(report, outputs.picture.suffix)
+    for path, content in contents.items():
+        put_bytes(path, content)
+
+
+def _picture(report: Report, suffix: str) -> bytes:
+    plots = report.plots(COMPARISON)
+    if not plots:
+        raise DataError(f"{report.title}: has compared nothing yet that could be drawn")
+    return picture.draw(picture.panels(plots), suffix)
+
+
+def _suite_results(run: Path) -> SuiteResults | None:
+    """None for a merge."""
+    if not run.exists():
+        raise DataError(f"{run}: no such folder")
+    if (run / MERGE).exists():
+        return None
+    if run.is_file() or (run / RESULTS).exists():
+        try:
+            return read_results(run)
+        except DataError as error:
+            if run.is_dir() and (run / "results.md").exists():
+                raise DataError(
+                    f"{run}: holds scores of `mats evaluate`; give the merged model's folder, and "
+                    f"this one with --scores"
+                ) from error
+            raise
+    raise DataError(
+        f"{run}: is no run: expected {RESULTS} of `mats experiment run`, or {MERGE} of "
+        "`mats merge` or `mats tune`"
+    )

@@ -1,0 +1,66 @@
+"""Score and residual against iterations of the solver."""
+
+from statistics import fmean
+from typing import Any
+
+from matsmerge.lab.experiments.score_tables import mean_and_error
+from matsmerge.lab.reports import figure_style as style
+from matsmerge.lab.reports.document import Block, Cell, Figure, Table
+from matsmerge.lab.reports.numbers import percent, power
+from matsmerge.lab.reports.variant import Variant
+
+
+def iteration_curves(variant: Variant) -> list[Block]:
+    """Scores above, residuals below, means over seeds."""
+    series: dict[str, list[tuple[int, float, float | None, float]]] = {}
+    for name in dict.fromkeys(curve.name for curve in variant.found.curves if curve.points):
+        found = [p for curve in variant.found.curves if curve.name == name for p in curve.points]
+        series[variant.label(name)] = [
+            (
+                at,
+                *mean_and_error([p.score for p in found if p.iterations == at]),
+                fmean(p.residual for p in found if p.iterations == at),
+            )
+            for at in sorted({p.iterations for p in found})
+        ]
+    if not series:
+        return []
+    rows: list[list[Cell | str]] = [
+        [name, str(at), Cell(percent(score), percent(error) if error else ""), power(residual)]
+        for name, points in series.items()
+        for at, score, error, residual in points
+    ]
+    heads = ["", "iterations", "score, percent", "residual"]
+    table = Table(heads, rows, in_markdown=len(rows) < 60)
+    highest = {name: max(points, key=lambda p: p[1]) for name, points in series.items()}
+    said = "; ".join(
+        f"{name} is best after {p[0]} iterations ({percent(p[1])})" for name, p in highest.items()
+    )
+    caption = (
+        f"{said}. Above the mean validation score, below the residual of the linear system "
+        "(median over layers). The start, 0 iterations, has no place on a logarithmic axis."
+    )
+    plot = style.plot(
+        470,
+        x={"title": "iterations", "anchor": "y2", "type": "log"},
+        y={"title": "score, percent", "domain": [0.47, 1]},
+        yaxis2={"title": "residual", "domain": [0, 0.4], **style.LOG},
+        showlegend=True,
+    )
+    for i, (name, points) in enumerate(series.items()):
+        at, scores, errors, residuals = zip(*points, strict=True)
+        shown = [100 * (error or 0.0) for error in errors]
+        shared: dict[str, Any] = {
+            "mode": "lines+markers",
+            "legendgroup": str(i),
+            "line": {"color": style.colour(i), "width": 2, "dash": style.dash(i // 8)},
+            "marker": {"size": 6, "symbol": style.symbol(i)},
+        }
+        bars: Any = {"error_y": {"array": shown, "thickness": 1, "width": 0}} if any(shown) else {}
+        aside = f"<extra>{style.plain(name)}</extra>"
+        hover = "%{x} iterations: %{y:.1f}" + aside
+        plot.add_trace(style.points(name, at, (100 * s for s in scores), hover, **shared, **bars))
+        hover = "%{x} iterations: %{y:.2e}" + aside
+        below: Any = {"yaxis": "y2", "showlegend": False}
+        plot.add_trace(style.points(f"{name}, residual", at, residuals, hover, **shared, **below))
+    return [Figure("Accuracy and error against iterations", caption, plot, table, log_x=True)]

@@ -1,0 +1,125 @@
+"""A new PEFT adapter on a model, or an earlier one to be trained on."""
+
+from collections.abc import Sequence, Set
+from typing import Any
+
+from torch import nn
+
+from matsmerge.adapters.adapter import PREFIX, Adapter, AdapterKind
+from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.checkpoints.source import local_path
+from matsmerge.data.row_problems import shorten
+from matsmerge.errors import DataError, closest
+from matsmerge.lab.training.training_options import TrainingOptions
+from matsmerge.models.peft_model import stored_name
+from matsmerge.models.pretrained import quiet
+from matsmerge.optional_import import import_optional
+
+
+def put_new_adapter(
+    model: nn.Module,
+    kind: AdapterKind,
+    task_type: str | None,
+    options: TrainingOptions,
+    head: Set[str],
+    base: str,
+) -> nn.Module:
+    """The model with an adapter of a kind, of which only it and the head are trained.
+
+    `task_type` and `base` are what its configuration says of the task, and of the model it is for.
+    """
+    peft = import_optional("peft")
+    of_adapters = options.of_adapters
+    for name, targets in of_adapters.items():
+        if name.endswith("_modules"):
+            _check_targets(model, targets, f"--{name.replace('_', '-')}")
+    given: dict[str, Any] = {
+        "task_type": task_type,
+        "target_modules": options.target_modules,
+        "modules_to_save": head_modules(model, head) or None,
+    }
+    settings = kind.peft_settings(peft, model, of_adapters, given)
+    try:
+        with quiet():
+            adapted: nn.Module = peft.get_peft_model(model, settings)
+    except ValueError as error:  # architectures for which PEFT has no defaults, unfit modules
+        raise DataError(
+            f"{type(model).__name__}: peft cannot put {kind.name} on it ({first_line(error)}); say "
+            f"where it goes with --target-modules; there is {', '.join(linear_names(model))}"
+        ) from error
+    is_path = local_path(base).exists()
+    name, _, revision = (base, "", "") if is_path else base.partition("@")
+    _set_base(adapted, name, revision or None)
+    return adapted
+
+
+def put_earlier_adapter(
+    model: nn.Module, adapter: Adapter, head: Set[str], *, keep_head: bool
+) -> nn.Module:
+    """The model with an adapter as it is stored; the head too, unless it is for other classes."""
+    peft = import_optional("peft")
+    checkpoint = adapter.checkpoint
+    fresh = {PREFIX + name: model.get_parameter(name).detach().clone() for name in head}
+    state = {
+        name: fresh[name] if name in fresh and not keep_head else checkpoint[name]
+        for name in checkpoint.specs
+    }
+    try:
+        with quiet():
+            settings = peft.PeftConfig.from_pretrained(str(checkpoint.folder))
+            base, revision = settings.base_model_name_or_path, settings.revision
+            settings.inference_mode = False
+            adapted: nn.Module = peft.get_peft_model(model, settings)
+            peft.set_peft_model_state_dict(adapted, state)
+    except Exception as error:  # unknown adapters, targets the base does not have, shapes
+        raise DataError(
+            f"{adapter.label}: peft cannot load it onto {type(model).__name__} "
+            f"({first_line(error)})"
+        ) from error
+    trained = {stored_name(n) for n, p in adapted.named_parameters() if p.requires_grad}
+    problems = [f"{adapter.label}: lacks '{n}'" for n in trained - state.keys()]
+    problems += [f"{adapter.label}: '{n}' has no place in its base" for n in state.keys() - trained]
+    if problems:
+        raise DataError(shorten(sorted(problems)))
+    _set_base(adapted, base, revision)
+    return adapted
+
+
+def head_modules(model: nn.Module, head: Set[str]) -> list[str]:
+    """The largest modules that hold nothing but parameters of the head."""
+    found: list[str] = []
+    for path, module in model.named_modules():
+        own = {f"{path}.{name}" for name, _ in module.named_parameters()}
+        inside = any(path.startswith(f"{other}.") for other in found)
+        if path and own and own <= head and not inside:
+            found.append(path)
+    return found
+
+
+def linear_names(model: nn.Module) -> list[str]:
+    """The last parts of the names of linear maps."""
+    names = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    }
+    return sorted(names)
+
+
+def _check_targets(model: nn.Module, targets: Sequence[str] | None, option: str) -> None:
+    modules = [name for name, _ in model.named_modules()]
+    names = linear_names(model)
+    problems = [
+        f"{option}: {type(model).__name__} has no module '{target}'{closest(target, names)}"
+        for target in targets or ()
+        if not any(name == target or name.endswith(f".{target}") for name in modules)
+    ]
+    if problems:
+        raise DataError(problems)
+
+
+def _set_base(adapted: Any, name: str, revision: str | None) -> None:
+    """Let the adapter's configuration name its base as the user does, not by its local folder."""
+    for settings in adapted.peft_config.values():
+        settings.base_model_name_or_path = name
+        settings.revision = revision

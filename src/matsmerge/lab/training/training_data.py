@@ -1,0 +1,212 @@
+"""What a run is trained on: the rows of each task, and its classes."""
+
+import difflib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matsmerge.checkpoints.public_names import public_name
+from matsmerge.checkpoints.source import local_path
+from matsmerge.data.row_problems import describe
+from matsmerge.data.rows import Data, fingerprint_rows
+from matsmerge.errors import DataError, MatsError, RecipeError
+from matsmerge.lab.training.training_options import TrainingOptions
+from matsmerge.tasks.kinds import TaskKind
+from matsmerge.tasks.prediction import IGNORED
+from matsmerge.tasks.splits import read_split
+from matsmerge.tasks.task_file import TaskFile, read_task_file
+
+TRAIN, VALIDATION = "train", "validation"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a split that are used."""
+
+    data: Data
+    numbers: list[int]
+
+    def described(self) -> dict[str, Any]:
+        rows = (self.data.rows[n] for n in self.numbers)
+        return {
+            "data": public_name(self.data.name),
+            "num_examples": len(self.numbers),
+            "fingerprint": fingerprint_rows(rows, self.data.folder),
+        }
+
+
+@dataclass(frozen=True)
+class PreparedTask:
+    """A task's file, its kind and classes, and the rows that are used."""
+
+    file: TaskFile
+    kind: TaskKind
+    classes: list[str] | None
+    train: Rows
+    validation: Rows | None
+
+    @property
+    def name(self) -> str:
+        return str(self.file.name)
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "kind": self.kind.kind,
+            "labels": self.classes,
+            "train": self.train.described(),
+            "validation": None if self.validation is None else self.validation.described(),
+            "measure": self.kind.measure,
+        }
+
+
+def read_files(tasks: Sequence[str | Path | TaskFile]) -> list[TaskFile]:
+    """The task files, each with a name of its own."""
+    if not tasks:
+        raise RecipeError("say what to train on with --task FILE")
+    files, problems = [], []
+    for number, task in enumerate(tasks):
+        if isinstance(task, TaskFile):
+            name = task.name or f"task-{number + 1}"
+            files.append(task.model_copy(update={"name": name}))
+            continue
+        path = local_path(task)
+        if path.suffix not in (".yaml", ".yml", ".json"):
+            problems.append(f"--task '{task}': expected a task file (.yaml)")
+        elif not path.is_file():
+            problems.append(f"--task '{task}': no such file")
+        else:
+            try:
+                files.append(read_task_file(path))
+            except MatsError as error:
+                problems += error.problems
+    names = [str(file.name) for file in files]
+    problems += [
+        f"{names.count(name)} tasks have the name '{name}'; give each a name: of its own"
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    if problems:
+        raise DataError(problems)
+    return files
+
+
+def prepare_task(file: TaskFile, kind: TaskKind, options: TrainingOptions) -> PreparedTask:
+    """Read a task's rows, and find its classes."""
+    train = _choose(_read(file, TRAIN), options.num_examples, options.seed)
+    validation = None
+    if options.validate_:
+        validation = _choose(_read(file, VALIDATION), options.num_validation, options.seed)
+    classes = None
+    if kind.has_classes and file.head is None:
+        classes = class_names(file, kind, train.data)
+    return PreparedTask(file, kind, classes, train, validation)
+
+
+def _read(file: TaskFile, split: str) -> Data:
+    """A split; of a task with one source and no splits there is none to validate on."""
+    is_whole = isinstance(file.data, str) and file.splits is None
+    if is_whole and local_path(str(file.data)).is_file():
+        if split == TRAIN:
+            return read_split(file.model_copy(update={"split": None}))
+        raise DataError(f"{file.name}: its data has no split '{split}'; {_ADVICE}")
+    try:
+        return read_split(file, split)
+    except DataError as error:
+        if split == TRAIN:
+            raise
+        raise DataError([*error.problems, f"{file.name}: {_ADVICE}"]) from error
+
+
+_ADVICE = (
+    "scores on it say when to stop. Make one with splits: {train: 0.8, validation: 0.1, test: 0.1} "
+    "in the task file, or name one with data: {train: FILE, validation: FILE}, or train without by "
+    "--no-validation"
+)
+
+
+def _choose(data: Data, most: int | None, seed: int) -> Rows:
+    """At most so many rows, drawn at random."""
+    if most is None or len(data) <= most:
+        return Rows(data, list(range(len(data))))
+    return Rows(data, sorted(random.Random(seed).sample(range(len(data)), most)))
+
+
+def class_names(task_file: TaskFile, kind: TaskKind, data: Data) -> list[str]:
+    """Names of the classes in the order of their numbers.
+
+    Where the file lists none: the labels of the training data in order; numbers, from 0 on, are
+    their own names.
+    """
+    name = task_file.name or "the task"
+    if task_file.labels is not None:
+        if len(set(task_file.labels)) != len(task_file.labels) or len(task_file.labels) < 2:
+            raise DataError(
+                f"{name}: labels: expected at least two different names, found "
+                f"{', '.join(task_file.labels)}"
+            )
+        return list(task_file.labels)
+    found = set(_labels(task_file, kind, data))
+    if not found:
+        raise DataError(f"{data.name}: has no labels at all")
+    if all(isinstance(label, int) for label in found):
+        return _numbered(data, {int(label) for label in found})
+    if any(isinstance(label, int) for label in found):
+        raise DataError(
+            f"{data.name}: some labels are numbers and some are names; list the names as labels: "
+            f"[...] in {name}, in the order of the numbers"
+        )
+    names = sorted(map(str, found), key=_numbers_in_order)
+    if len(names) < 2:
+        raise DataError(f"{data.name}: every label is '{names[0]}'; expected at least two classes")
+    return names
+
+
+def are_numbers(names: list[str]) -> bool:
+    """Are these classes just 0, 1, 2, ...?"""
+    return names == [str(number) for number in range(len(names))]
+
+
+def _labels(task_file: TaskFile, kind: TaskKind, data: Data) -> Iterator[int | str]:
+    target = kind.targets
+    assert target is not None
+    column = task_file.columns.get(target, target)
+    if column not in data.columns:
+        near = difflib.get_close_matches(column, data.columns, n=1, cutoff=0.5)
+        meant = f"; did you mean '{near[0]}'?" if near else "."
+        raise DataError(
+            f"{data.name}: has no column '{column}' for the task {kind.kind}{meant} "
+            f"Its columns are {', '.join(data.columns)}; say which one it is with "
+            f"columns: {{{target}: ...}} in "
+            "the task file"
+        )
+    for number, row in enumerate(data.rows):
+        value: Any = row.get(column)
+        for label in value if isinstance(value, (list, tuple)) else [value]:
+            plain = label.item() if hasattr(label, "item") else label
+            if not isinstance(plain, (int, str)):
+                raise DataError(
+                    f"{data.name}: row {number + 1}: '{column}': expected a label, a number or a "
+                    f"name, found {describe(plain)}"
+                )
+            if plain != IGNORED:
+                yield int(plain) if isinstance(plain, bool) else plain
+
+
+def _numbered(data: Data, found: set[int]) -> list[str]:
+    num_classes = max(found) + 1
+    if min(found) < 0 or num_classes < 2 or 2 * len(found) < num_classes:
+        some = ", ".join(map(str, sorted(found)[:10]))
+        raise DataError(
+            f"{data.name}: expected labels that count from 0 to the number of classes less one, or "
+            f"names; found {some}"
+        )
+    return [str(number) for number in range(num_classes)]
+
+
+def _numbers_in_order(name: str) -> tuple[bool, int, str]:
+    """Numbers before names, 10 after 9."""
+    is_number = name.isdecimal()
+    return (not is_number, int(name) if is_number else 0, name)

@@ -1,0 +1,109 @@
+"""How a merged model scores on the validation data of its tasks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from matsmerge.data.rows import Data, fingerprint_rows
+from matsmerge.errors import DataError
+from matsmerge.lab.evaluation.metrics import METRICS, choose_metrics
+from matsmerge.lab.evaluation.task_evaluation import evaluate, resolve_head
+from matsmerge.models.kept_base import KeptBase
+from matsmerge.statistics.statistics import Statistics
+from matsmerge.tasks.loaded_model import load_for_task
+from matsmerge.tasks.splits import read_split
+from matsmerge.tasks.task_file import TaskFile, read_task_file
+
+
+@dataclass(frozen=True)
+class ValidationTask:
+    """A task with the data to choose by."""
+
+    name: str
+    described: TaskFile
+    data: Data
+    metric: str
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """Scores models on tasks. An adapter's base stays in memory from one model to the next."""
+
+    tasks: Sequence[ValidationTask]
+    num_examples: int | None
+    batch_size: int
+    kept: KeptBase
+
+    @property
+    def lower_is_better(self) -> bool:
+        return not METRICS[self.tasks[0].metric].higher_is_better
+
+    @property
+    def in_percent(self) -> bool:
+        return METRICS[self.tasks[0].metric].in_percent
+
+    def score(self, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
+        """The first metric of each task, and its standard error."""
+        scores: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        for task in self.tasks:
+            described = task.described
+            head = resolve_head(folder, described)
+            loaded = load_for_task(folder, described, head=head, kept=self.kept)
+            outcome = evaluate(
+                loaded,
+                task.data,
+                described,
+                batch_size=self.batch_size,
+                num_examples=self.num_examples,
+            )
+            found = outcome.scores([task.metric])[task.metric]
+            scores[task.name], errors[task.name] = found.value, found.error
+        return scores, errors
+
+
+def read_validation_tasks(
+    paths: Sequence[str | Path | TaskFile], split: str
+) -> list[ValidationTask]:
+    """The tasks and their data; the test split is never looked at."""
+    tasks = []
+    problems: list[str] = []
+    for path in paths:
+        try:
+            described = path if isinstance(path, TaskFile) else read_task_file(path)
+            source = str((described.splits or {}).get(split)).partition("[")[0]
+            if "test" in (split, source):
+                raise DataError(
+                    "tuning never looks at the test split: what is chosen by it cannot be scored "
+                    "by it any more; use a validation split"
+                )
+            metric = choose_metrics(described)[0]
+            data = read_split(described, split)
+            tasks.append(ValidationTask(str(described.name), described, data, metric))
+        except DataError as error:
+            problems += [p for p in error.problems if p not in problems]
+    names = [task.name for task in tasks]
+    problems += [f"two tasks are named '{n}'" for n in sorted(set(names)) if names.count(n) > 1]
+    if len({METRICS[task.metric].in_percent for task in tasks}) > 1:
+        metrics = ", ".join(f"{task.name} {task.metric}" for task in tasks)
+        problems.append(f"shares and losses have no mean to tune by: {metrics}")
+    if problems:
+        raise DataError(problems)
+    return tasks
+
+
+def overlaps(statistics: Statistics, label: str, tasks: Sequence[ValidationTask]) -> list[str]:
+    """Problems with statistics that were collected from the very data that is tuned on."""
+    problems = []
+    for origin in statistics.header.data:
+        for task in tasks:
+            rows = task.data.rows[: statistics.header.num_examples]
+            is_same = origin.fingerprint == fingerprint_rows(rows, task.data.folder)
+            if is_same or origin.split in ("test", task.data.split):
+                problems.append(
+                    f"{label}: collected from {origin.name}, split '{origin.split}', and "
+                    f"'{task.name}' is tuned on '{task.data.split}'; collect from another split, "
+                    "or allow it with --allow-overlap"
+                )
+                break
+    return problems

@@ -1,0 +1,118 @@
+"""Trials of a search, kept line by line so that nothing is tried twice."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, PlainSerializer, computed_field, model_validator
+
+from matsmerge.errors import AnotherRunError, DataError, NonFiniteError, OutputError
+from matsmerge.files.guarded_files import Content, parse_as, read_json
+from matsmerge.files.journal_file import JournalFile, line_of, read_journal_lines
+
+# What is not a number is null in files.
+Score = Annotated[
+    float,
+    Field(allow_inf_nan=True),
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None),
+]
+
+
+class Trial(Content):
+    """A choice, and how the merge it gives scores; or why it gives none."""
+
+    choice: dict[str, Any]  # with the number of iterations, if it is one of the places
+    scores: dict[str, Score] = Field(default_factory=dict)  # of each task, its first metric
+    errors: dict[str, Score] = Field(default_factory=dict)  # standard errors
+    failure: str | None = None
+
+    @property
+    def key(self) -> str:
+        return choice_key(self.choice)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def score(self) -> Score:
+        """The mean over tasks; NaN of a merge that failed."""
+        return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"failure"} if self.failure is None else None)
+
+
+class _Identity(Content):
+    identity: str
+
+
+class _TuningReport(Content):
+    best: Trial
+    trials: list[Trial] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _check_best(self) -> "_TuningReport":
+        if not math.isfinite(self.best.score):
+            raise ValueError("the best trial has no score")
+        if self.trials and all(trial.choice != self.best.choice for trial in self.trials):
+            raise ValueError("the best trial is none of the trials")
+        return self
+
+
+def read_tuning_report(path: Path) -> dict[str, Any]:
+    """The content of a `tuning.json`, which `mats tune` writes beside a model."""
+    content = read_json(path, DataError)
+    found = parse_as(content, _TuningReport, str(path), DataError)
+    options = parse_as(content.get("options", {}), dict[str, Any], f"{path}: options", DataError)
+    trials = [trial.to_json() for trial in found.trials]
+    return {**content, "options": options, "best": found.best.to_json(), "trials": trials}
+
+
+def choice_key(choice: Mapping[str, Any]) -> str:
+    """The same for the same choice."""
+    return json.dumps(choice, sort_keys=True)
+
+
+def best(trials: Iterable[Trial], *, lowest: bool = False) -> Trial:
+    """The trial with the highest score, or the lowest; of equal ones the first."""
+    scored = [trial for trial in trials if math.isfinite(trial.score)]
+    if not scored:
+        raise NonFiniteError("none of the merges that were tried could be scored; try others")
+    return (min if lowest else max)(scored, key=lambda trial: trial.score)
+
+
+class Journal:
+    """A line for every trial, after one that says what they are trials of."""
+
+    def __init__(self, path: Path, identity: str) -> None:
+        self.path = path
+        self._identity = identity
+        self._file: JournalFile | None = None
+        self.trials: dict[str, Trial] = {}
+
+    def open(self, *, resume: bool) -> None:
+        """Begin, or go on where the same search was interrupted."""
+        lines, num_bytes = read_journal_lines(self.path) if resume else ([], 0)
+        if not lines:  # it begins, or was stopped before it had begun
+            self._file = JournalFile.begin(self.path, {"identity": self._identity})
+            return
+        first = parse_as(lines[0], _Identity, line_of(self.path, 1), OutputError)
+        if first.identity != self._identity:
+            raise AnotherRunError(
+                f"{self.path.parent}: the interrupted search had another recipe, other models, "
+                "statistics, tasks or values to try; start anew with --overwrite"
+            )
+        for number, line in enumerate(lines[1:], 2):
+            trial = parse_as(line, Trial, line_of(self.path, number), OutputError)
+            self.trials[trial.key] = trial
+        self._file = JournalFile.resume(self.path, num_bytes)
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def add(self, trial: Trial) -> None:
+        assert self._file is not None
+        self.trials[trial.key] = trial
+        self._file.note(trial.to_json())

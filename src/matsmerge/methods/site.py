@@ -1,0 +1,155 @@
+"""What a method is handed: the same numbers of every model, at the grain it asks for.
+
+A method never sees a whole model. Engines cut parameters into *sites*:
+
+    STRETCH   some consecutive elements of one parameter, few enough to stay in the processor's
+              cache; for methods that treat every element alike
+    TENSOR    a whole parameter in its shape; for methods that need, say, its singular vectors
+    LAYER     a weight, perhaps with its bias, and every model's statistics of it
+"""
+
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from matsmerge.methods.layer import LayerWork
+
+BLOCK_ELEMENTS = 1 << 16  # a stretch is at most this long, and begins at a multiple of it
+
+
+class Grain(Enum):
+    """How much of a model a method has to see at once."""
+
+    STRETCH = "stretch"
+    TENSOR = "tensor"
+    LAYER = "layer"
+
+
+class Read(Protocol):
+    """Reads elements `start` to `stop` of a parameter, in the precision to compute in.
+
+    The values are new ones, or are put into `out`.
+    """
+
+    def __call__(self, start: int, stop: int, out: Tensor | None = None) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One model's part in a merge: how much it counts, and its values at a site."""
+
+    model: str
+    weight: float
+    density: float  # share of the changed weights to keep, for methods that drop some
+    start: int
+    stop: int
+    read: Read
+
+    def load(self, out: Tensor | None = None) -> Tensor:
+        """The model's values at the site, flat."""
+        return self.read(self.start, self.stop, out)
+
+
+# What a method has learned before it merges: small, and plain enough for merge.json.
+Measured = Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Elements `start` to `stop` of one parameter, in all models.
+
+    A tensor's site has all elements of it. A layer's is that of its weight; `layer` has the sites
+    of its other parameters, and the statistics.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]  # of the whole parameter
+    start: int
+    stop: int
+    tasks: Sequence[Task]
+    read_base: Read
+    measured: Measured = field(default_factory=dict)
+    layer: "LayerWork | None" = None
+
+    def load_base(self) -> Tensor:
+        """The base's values at the site, flat."""
+        return self.read_base(self.start, self.stop)
+
+    def part(self, start: int, stop: int) -> "Site":
+        """The site of some of its elements, counted from the parameter's first."""
+        tasks = tuple(Task(t.model, t.weight, t.density, start, stop, t.read) for t in self.tasks)
+        return Site(self.parameter, self.shape, start, stop, tasks, self.read_base, self.measured)
+
+    def stretches(self) -> "Generator[Site]":
+        """The site cut into stretches."""
+        for start in range(self.start, self.stop, BLOCK_ELEMENTS):
+            yield self.part(start, min(start + BLOCK_ELEMENTS, self.stop))
+
+
+@dataclass(frozen=True)
+class MergedSite:
+    """Merged values of one or several parameters, and what there is to say about them."""
+
+    values: Mapping[str, Tensor]
+    # The values after some iterations of the last solver, where the merge keeps those.
+    kept: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
+    # For merge.json, by parameter.
+    reports: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+
+
+_scratch = threading.local()
+
+
+def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Memory for one use within a stretch, which its thread uses again at the next stretch.
+
+    Allocating it anew for each of thousands of stretches would scatter the little that is kept of
+    them over gigabytes.
+    """
+    if shape[-1] != BLOCK_ELEMENTS:
+        return torch.empty(shape, dtype=dtype)
+    kept: dict[str, Tensor] = _scratch.__dict__
+    found = kept.get(use)
+    if found is None or found.shape != shape or found.dtype != dtype:
+        found = kept[use] = torch.empty(shape, dtype=dtype)
+    return found
+
+
+def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) -> Tensor:
+    """c_0 theta_base + sum_m c_m theta_m.
+
+    Task vectors added to the base, written this way, give back a single model exactly.
+    """
+    result = site.load_base().mul_(base_coefficient)
+    values = scratch("values", tuple(result.shape), result.dtype)
+    for task, coefficient in zip(site.tasks, coefficients, strict=True):
+        result.add_(task.load(out=values), alpha=coefficient)
+    return result
+
+
+def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
+    """Each task with its task vector `theta_m - theta_base`, one at a time.
+
+    They share their memory: a task vector is gone when the next one is asked for.
+    """
+    delta = scratch("delta", tuple(base.shape), base.dtype)
+    for task in site.tasks:
+        yield task, task.load(out=delta).sub_(base)
+
+
+def stack_deltas(site: Site, base: Tensor) -> Tensor:
+    """All task vectors at a site, (models, elements); the next site will use their memory."""
+    deltas = scratch("deltas", (len(site.tasks), len(base)), base.dtype)
+    for row, task in zip(deltas, site.tasks, strict=True):
+        task.load(out=row).sub_(base)
+    return deltas
+
+
+def total_weight(tasks: Sequence[Task]) -> float:
+    return sum(task.weight for task in tasks)

@@ -1,0 +1,1 @@
+"""Models of transformers: loading, heads, adapters, and which tensor each parameter comes from."""

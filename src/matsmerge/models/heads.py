@@ -1,0 +1,188 @@
+"""Heads of tasks that are stored apart from the encoder they belong on."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from matsmerge.adapters.adapter import PREFIX
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, dtype_name
+from matsmerge.data.row_problems import shorten
+from matsmerge.errors import DataError
+from matsmerge.models.pretrained import architecture_of, load_pretrained, skeleton
+from matsmerge.optional_import import import_optional
+
+
+class HeadOutput(NamedTuple):
+    """What a model returns, as those of transformers do."""
+
+    logits: Tensor  # (examples, classes)
+
+
+class LogitScale(nn.Module):
+    """exp(s) x, a module of its own so that it can be looked at alone."""
+
+    def __init__(self, logit_scale: Tensor) -> None:
+        super().__init__()
+        self.logit_scale = nn.Parameter(logit_scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.logit_scale.exp()
+
+
+class EncoderWithHead(nn.Module):
+    """An encoder and a linear head on its pooled output, for encoders that have no such class.
+
+    logits = W h + b                          on the pooled hidden state h
+    logits = exp(s) W e / |e| + b             on a projected embedding e (zero-shot heads)
+    """
+
+    def __init__(
+        self, encoder: nn.Module, head: nn.Linear, logit_scale: Tensor | None, *, projected: bool
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.head = head
+        self.scale = None if logit_scale is None else LogitScale(logit_scale)
+        self.projected = projected
+        self.config: Any = encoder.config
+
+    def forward(self, **inputs: Any) -> HeadOutput:
+        output = self.encoder(**inputs)
+        features = output.image_embeds if self.projected else output.pooler_output.flatten(1)
+        features = features.to(self.head.weight.device)  # an encoder may be spread over several
+        if self.projected:
+            features = normalize(features, dim=-1)
+            if self.scale is not None:
+                features = self.scale(features)
+        return HeadOutput(self.head(features))
+
+
+def is_plain_head(head: Checkpoint) -> bool:
+    """Is the file just a linear layer: `weight`, and maybe `bias`?"""
+    return "weight" in head.specs and set(head.specs) <= {"weight", "bias"}
+
+
+def load_encoder_with_head(
+    checkpoint: Checkpoint, head: Checkpoint, config: Any, dtype: torch.dtype, device_map: Any
+) -> tuple[EncoderWithHead, list[str]]:
+    """An encoder with a plain linear head; where it goes follows from its size."""
+    weight = head["weight"]
+    if weight.ndim != 2:
+        raise DataError(f"{head.label}: expected 'weight' (classes, size), found {weight.shape}")
+    num_classes, size = weight.shape
+    if "bias" in head.specs and head.specs["bias"].shape != (num_classes,):
+        raise DataError(
+            f"{head.label}: 'bias' is {list(head.specs['bias'].shape)}, expected [{num_classes}] "
+            "as 'weight' has rows"
+        )
+    encoder_class, config, projected = _encoder_class(checkpoint, head, config, size)
+    config.num_labels = num_classes
+    encoder, notes = load_pretrained(
+        encoder_class, checkpoint, config, dtype, device_map, partly_used=True
+    )
+    linear = nn.Linear(size, num_classes, bias="bias" in head.specs, dtype=dtype)
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        if "bias" in head.specs:
+            linear.bias.copy_(head["bias"])
+    scale = None
+    if projected and "logit_scale" in checkpoint.specs:
+        scale = checkpoint["logit_scale"].to(dtype)
+    model = EncoderWithHead(encoder, linear, scale, projected=projected)
+    return model, notes + rounding_notes(head, dtype)
+
+
+def _encoder_class(
+    checkpoint: Checkpoint, head: Checkpoint, config: Any, size: int
+) -> tuple[Any, Any, bool]:
+    """The class of the encoder, its configuration, and whether the head is on its projection."""
+    transformers = import_optional("transformers")
+    name = architecture_of(config)
+    vision = copy.deepcopy(getattr(config, "vision_config", config))
+    if vision is not config and hasattr(config, "projection_dim"):
+        vision.projection_dim = config.projection_dim  # what a saved tower has of its own is stale
+    stem = name.removesuffix("WithProjection").removesuffix("Model").removesuffix("Vision")
+    with_projection = getattr(transformers, f"{stem}VisionModelWithProjection", None)
+    has_projection = with_projection is not None and "visual_projection.weight" in checkpoint.specs
+    if has_projection and size == vision.projection_dim:
+        return with_projection, vision, True
+    hidden_size = _hidden_size(vision)
+    if size != hidden_size:
+        also = f" or {vision.projection_dim}, of its projection" if has_projection else ""
+        raise DataError(
+            f"{head.label}: 'weight' is {list(head.specs['weight'].shape)}, expected a second size "
+            f"of {hidden_size}, that of {checkpoint.label}'s hidden states{also}"
+        )
+    tower = getattr(transformers, f"{stem}VisionModel", None)
+    if tower is None:
+        tower = getattr(transformers, name, None) or transformers.AutoModel
+    return tower, vision, False
+
+
+def _hidden_size(config: Any) -> int:
+    sizes = getattr(config, "hidden_sizes", None)
+    return int(sizes[-1] if sizes else config.hidden_size)
+
+
+def head_parameters(model: nn.Module, head: Checkpoint) -> dict[str, str]:
+    """Which of a model's parameters the tensors of a head file are (parameter -> tensor)."""
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    prefix = getattr(model, "base_model_prefix", "")
+    names: dict[str, str] = {}
+    problems = []
+    for stored, spec in head.specs.items():
+        plain = stored.removeprefix(PREFIX)
+        name = next((n for n in (plain, f"{prefix}.{plain}") if n in shapes), None)
+        if name is None:
+            problems.append(f"{head.label}: '{stored}' is no parameter of {type(model).__name__}")
+        elif spec.shape != shapes[name]:
+            problems.append(
+                f"{head.label}: '{stored}' is {list(spec.shape)}, {type(model).__name__} expects "
+                f"{list(shapes[name])}"
+            )
+        else:
+            names[name] = stored
+    if problems:
+        raise DataError(shorten(problems))
+    return names
+
+
+def rounding_notes(head: Checkpoint, dtype: torch.dtype) -> list[str]:
+    """A note if the model's dtype does not hold the head's values exactly."""
+    for name, spec in head.specs.items():
+        if torch.promote_types(spec.dtype, dtype) != dtype:
+            return [f"{head.label}: '{name}' is {spec}, rounded to the model's {dtype_name(dtype)}"]
+    return []
+
+
+def load_head(model: nn.Module, head: Checkpoint, names: Mapping[str, str]) -> None:
+    """Copy the head's tensors into the parameters with these names (parameter -> tensor)."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, stored in names.items():
+            parameters[name].copy_(head[stored])
+
+
+def class_dimensions(auto_class: Any, config: Any) -> dict[str, int]:
+    """The parameters of a model that grow with its classes, and the dimension that does."""
+    two, three = (
+        {name: tuple(p.shape) for name, p in skeleton(auto_class, config, n).named_parameters()}
+        for n in (2, 3)
+    )
+    return {
+        name: next(i for i in range(len(shape)) if shape[i] != three[name][i])
+        for name, shape in two.items()
+        if shape != three[name]
+    }
+
+
+def num_classes_of_head(auto_class: Any, config: Any, head: Mapping[str, TensorSpec]) -> int | None:
+    """How many classes a head with these tensors has."""
+    for name, dimension in class_dimensions(auto_class, config).items():
+        if name in head and dimension < len(head[name].shape):
+            return head[name].shape[dimension]
+    return None

@@ -1,0 +1,67 @@
+"""What the tensors of a stored model are to the model: parameters of which modules."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.checkpoints.summary import kind_of
+from matsmerge.models.parameter_names import match_names
+from matsmerge.models.pretrained import architecture_of, quiet, read_config, skeleton
+from matsmerge.optional_import import import_optional
+
+
+@dataclass(frozen=True)
+class Outline:
+    """A model without values; guessed from names and shapes where nobody knows the model."""
+
+    parameters: Mapping[str, str]  # stored tensor -> parameter of the model
+    linear: Mapping[str, bool]  # stored weight of a linear module -> is it (in, out)?
+    tied: frozenset[str]  # stored tensors that several modules use
+    config: Any = None  # of the model, if it is known
+
+
+def outline_of(checkpoint: Checkpoint) -> Outline:
+    """Ask transformers for a model's modules, or guess."""
+    try:
+        model = None if checkpoint.folder is None else _empty_model(checkpoint.folder)
+    except Exception:  # each model has its own way not to be made
+        model = None
+    if model is None:
+        linear = [
+            name
+            for name, spec in checkpoint.specs.items()
+            if name.endswith(".weight") and kind_of(name, spec) == "matrix"
+        ]
+        return Outline({n: n for n in checkpoint.specs}, dict.fromkeys(linear, False), frozenset())
+    names = match_names(model, checkpoint)
+    layouts = {}
+    for module_name, module in model.named_modules():
+        is_transposed = type(module).__name__ == "Conv1D"
+        stored = names.get(f"{module_name}.weight")
+        if stored is not None and (is_transposed or type(module) is nn.Linear):
+            layouts[stored] = is_transposed
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    tied = (names.get(name) for name, p in model.named_parameters() if uses[id(p)] > 1)
+    return Outline(
+        {stored: name for name, stored in names.items()},
+        layouts,
+        frozenset(stored for stored in tied if stored is not None),
+        model.config,
+    )
+
+
+def _empty_model(folder: Path) -> nn.Module | None:
+    """A folder's model without values, if transformers has its class."""
+    if not (folder / "config.json").is_file():
+        return None
+    config = read_config(folder)
+    transformers = import_optional("transformers")
+    with quiet():
+        return skeleton(
+            getattr(transformers, architecture_of(config), transformers.AutoModel), config
+        )

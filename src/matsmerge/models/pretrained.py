@@ -1,0 +1,191 @@
+"""Loading weights through transformers, quietly, and refusing what did not fit."""
+
+import copy
+import warnings
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint, dtype_name, first_line
+from matsmerge.data.row_problems import shorten
+from matsmerge.errors import DataError
+from matsmerge.files.guarded_files import Content, Count, read_json_as
+from matsmerge.optional_import import import_optional
+
+Size = Annotated[int, Field(ge=1, lt=2**31)]
+Layers = Annotated[int, Field(ge=0, lt=10_000)]  # a model is made layer by layer
+
+DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
+
+
+_Digits = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+
+
+class _ConfigContent(Content):
+    """Of a config.json what tasks look at; transformers does not check it."""
+
+    model_type: str | None = None
+    architectures: list[str] | None = None
+    num_labels: Count | None = None
+    id2label: dict[str, str | int] | None = None
+    label2id: dict[str, Count | _Digits] | None = None  # some scripts write them as texts
+    problem_type: str | None = None
+    image_size: Size | list[Size] | None = None
+    patch_size: Size | list[Size] | None = None
+    num_channels: Size | None = None
+    hidden_size: Size | None = None
+    hidden_sizes: list[Size] | None = None
+    num_hidden_layers: Layers | None = None
+    num_layers: Layers | None = None
+    n_layer: Layers | None = None
+    max_position_embeddings: int | float | None = None
+    pad_token_id: int | None = None
+    decoder_start_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool | None = None
+
+
+def read_config(folder: Path) -> Any:
+    """The configuration in a model's folder; code in the folder is never run."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DataError(f"{folder}: has no config.json, which says what model it is")
+    read_json_as(path, _ConfigContent, DataError)
+    transformers = import_optional("transformers")
+    try:
+        with quiet():
+            return transformers.AutoConfig.from_pretrained(
+                str(folder), trust_remote_code=False, local_files_only=True
+            )
+    except Exception as error:  # unknown models, code that would have to run, damaged files
+        raise DataError(f"{path}: transformers cannot use it ({first_line(error)})") from error
+
+
+def architecture_of(config: Any) -> str:
+    """The name of the class a model was saved from, or nothing."""
+    architectures = getattr(config, "architectures", None) or [""]
+    return str(architectures[0])
+
+
+def skeleton(auto_class: Any, config: Any, num_labels: int | None = None) -> nn.Module:
+    """The model without values: names and shapes of its parameters."""
+    if num_labels is not None:
+        config = copy.deepcopy(config)
+        config.num_labels = num_labels
+    make = getattr(auto_class, "from_config", auto_class)  # a class of its own is just called
+    try:
+        with torch.device("meta"):
+            model: nn.Module = make(config)
+    except Exception as error:  # whatever a configuration can say
+        raise DataError(
+            f"{config.name_or_path or 'config.json'}: transformers can make no model of its "
+            f"config.json ({first_line(error)})"
+        ) from error
+    return model
+
+
+def choose_dtype(name: str | None, checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype asked for, or the one that holds all stored values exactly."""
+    if name is None or name == "auto":
+        chosen: torch.dtype | None = None
+        for spec in checkpoint.specs.values():
+            if spec.dtype in FLOAT_DTYPES:
+                chosen = spec.dtype if chosen is None else torch.promote_types(chosen, spec.dtype)
+        return chosen or torch.float32
+    if name not in DTYPES:
+        raise DataError(f"there is no dtype '{name}'; expected auto or one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load_pretrained(
+    loading_class: Any,
+    checkpoint: Checkpoint,
+    config: Any,
+    dtype: torch.dtype,
+    device_map: Any,
+    *,
+    supplied: Set[str] = frozenset(),
+    partly_used: bool = False,
+) -> tuple[nn.Module, list[str]]:
+    """A model from a checkpoint's folder, with notes on what of the checkpoint it does not use.
+
+    `supplied` are parameters that come from elsewhere. Any other that is missing or has another
+    shape is an error; so is a tensor without a place, unless the checkpoint is `partly_used`.
+    """
+    if device_map is not None:
+        import_optional("accelerate")
+    transformers = import_optional("transformers")
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    options = {"dtype" if version >= (4, 56) else "torch_dtype": dtype, "device_map": device_map}
+    label = checkpoint.label
+    try:
+        with quiet():
+            model, info = loading_class.from_pretrained(
+                str(checkpoint.folder),
+                config=config,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # found below, with names and shapes
+                local_files_only=True,
+                **options,
+            )
+    except Exception as error:  # everything that can be wrong with a folder
+        raise DataError(f"{label}: transformers cannot load it ({first_line(error)})") from error
+    name = type(model).__name__
+    problems = [
+        f"{label}: '{key}' is {list(found)}, {name} expects {list(expected)}"
+        for key, found, expected in sorted(info["mismatched_keys"])
+        if key not in supplied
+    ]
+    problems += [f"{label}: {message}" for message in info.get("error_msgs", [])]
+    problems += _missing(label, model, sorted(set(info["missing_keys"]) - supplied))
+    notes = []
+    if unexpected := sorted(set(info["unexpected_keys"]) - supplied):
+        few = _few(unexpected)
+        if partly_used:
+            notes.append(f"{label}: {name} does not use {few}")
+        else:
+            problems.append(
+                f"{label}: holds {few}, for which {name} has no place; "
+                "is config.json that of another model?"
+            )
+    if problems:
+        raise DataError(shorten(problems))
+    return model, notes
+
+
+def _missing(label: str, model: nn.Module, names: Sequence[str]) -> list[str]:
+    if not names:
+        return []
+    prefix = f"{getattr(model, 'base_model_prefix', '')}."
+    if any(name.startswith(prefix) for name in names):
+        return [f"{label}: lacks {_few(names)}, which {type(model).__name__} needs"]
+    return [
+        f"{label}: has no head for this task: {type(model).__name__} needs {_few(names)}, which "
+        "would be random; give the head with --head FILE, or `head:` in the task file"
+    ]
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without reports, bars and warnings of transformers; what they say is checked instead."""
+    logging = import_optional("transformers.utils.logging")
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(logging.CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,23 @@
+"""Libraries that are needed for some things only."""
+
+import importlib
+from typing import Any
+
+from matsmerge.errors import DataError
+
+_EXTRAS = {
+    **dict.fromkeys(("choreographer", "kaleido", "optuna", "plotly"), "lab"),
+    "lm_eval": "lm-eval",
+}
+
+
+def import_optional(module: str) -> Any:
+    """A module of an extra, most of them `hf`, or an error that says how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = {"PIL": "pillow"}.get(module.partition(".")[0], module.partition(".")[0])
+        raise DataError(
+            f"this needs {package}, which cannot be imported ({error}); "
+            f"install it with `pip install 'matsmerge[{_EXTRAS.get(package, 'hf')}]'`"
+        ) from error

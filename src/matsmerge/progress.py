@@ -1,0 +1,81 @@
+"""How long work tells how far it is, and who listens.
+
+Merging, collecting, training, tuning, evaluating and suites all tell it in the same words: a
+`stage` begins, it advances, and now and then there is something to note. The command line draws
+bars; from Python any function can listen.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+BYTES = "bytes"
+
+
+class Progress(Protocol):
+    """A listener."""
+
+    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        """A stage begins: `total` units, if that is known, of which some may be done already."""
+
+    def advance(self, amount: int, doing: str | None = None) -> None:
+        """So many units more are done; `doing` is what to show beside the bar from now on."""
+
+    def note(self, text: str) -> None:
+        """Something happened that deserves a line."""
+
+
+class Silent:
+    """A listener that does nothing."""
+
+    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        pass
+
+    def advance(self, amount: int, doing: str | None = None) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Update:
+    """How far the work is, as a callback is told."""
+
+    title: str = ""
+    done: int = 0
+    total: int | None = None
+    unit: str = BYTES
+    text: str = ""  # what is being done, or a note
+
+
+class Callback:
+    """A listener that calls a function with an `Update` each time."""
+
+    def __init__(self, call: Callable[[Update], object]) -> None:
+        self._call = call
+        self._last = Update()
+
+    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        self._tell(Update(title, done, total, unit))
+
+    def advance(self, amount: int, doing: str | None = None) -> None:
+        text = self._last.text if doing is None else doing
+        self._tell(replace(self._last, done=self._last.done + amount, text=text))
+
+    def note(self, text: str) -> None:
+        self._call(replace(self._last, text=text))
+
+    def _tell(self, update: Update) -> None:
+        self._last = update
+        self._call(update)
+
+
+AnyProgress = Progress | Callable[[Update], object]
+
+
+def listener(progress: AnyProgress | None) -> Progress:
+    """A listener from what a user gave: one, a function, or nothing."""
+    if progress is None:
+        return Silent()
+    return Callback(progress) if callable(progress) else progress

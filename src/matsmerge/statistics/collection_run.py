@@ -1,0 +1,244 @@
+"""A collection from beginning to end: batches, progress, interruptions, several processes."""
+
+import contextlib
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.public_names import public_name
+from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
+from matsmerge.errors import DataError, OutputError, StatisticsError
+from matsmerge.files.output_place import check_file, check_room
+from matsmerge.models.parameter_names import match_names
+from matsmerge.progress import AnyProgress, listener
+from matsmerge.statistics.collection import Collection, Loss
+from matsmerge.statistics.collection_options import CollectionOptions, make_options
+from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
+from matsmerge.statistics.processes import (
+    Process,
+    add_over_processes,
+    this_process,
+    wait_for_processes,
+)
+from matsmerge.statistics.shown_batch import count_examples
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
+from matsmerge.statistics.statistics_file import (
+    open_statistics,
+    parse_dtype,
+    read_identity,
+    save_statistics,
+)
+
+
+def collect(
+    model: nn.Module,
+    batches: Iterable[Any],
+    statistics: str | Sequence[str] = ("gram",),
+    *,
+    loss: Loss | None = None,
+    checkpoint: Source | None = None,
+    name: str | None = None,
+    data: str = "batches",
+    out: str | Path | None = None,
+    dtype: str = "float32",
+    overwrite: bool = False,
+    resume: bool = False,
+    progress: AnyProgress | None = None,
+    **options: Any,
+) -> Statistics:
+    """Measure what a model does on its data.
+
+    A batch is a tensor, a tuple or a mapping of tensors with examples along the first dimension,
+    passed to the model as it is; `attention_mask` and `decoder_attention_mask` in a mapping say
+    which rows are real. `loss(model, batch)` returns each example's negative log-likelihood, or
+    its logits and targets. Everything but `gram` needs it. The other options are those of
+    `matsmerge.statistics.collection_options.CollectionOptions`.
+
+    `checkpoint` is what the model was loaded from, if that is where the statistics will be used;
+    by default they belong to the module's own state. With `out` they are also written to a file.
+    With `torch.distributed` set up, each process passes batches of its own, and all get the total.
+    `progress` is told how far it is: a listener, or a function of an `Update`.
+    """
+    checked = make_options(statistics=statistics, **options)
+    parse_dtype(dtype)
+    output = None if out is None else Output(local_path(out), dtype, resume, overwrite)
+    if output is not None:
+        check_output(output.path, overwrite=overwrite, resume=resume)
+    source = open_checkpoint(model if checkpoint is None else checkpoint)
+    names = None if checkpoint is None else match_names(model, source)
+    origin = Origin(name=public_name(name or source.label), fingerprint=fingerprint(source))
+    collection = Collection(model, checked, loss, names)
+    batches = _assign(batches, checked)
+    of_data = Origin(name=public_name(data), fingerprint="")
+    result = run(collection, batches, origin, of_data, output, progress)
+    for note in collection.notes:
+        warnings.warn(note, stacklevel=2)
+    return result
+
+
+def _assign(batches: Iterable[Any], options: CollectionOptions) -> Iterable[tuple[str, Any]]:
+    """Every so many batches go to the held-out set."""
+    share = options.held_out
+    for i, batch in enumerate(batches):
+        yield (HELD_OUT if int((i + 1) * share) > int(i * share) else MAIN), batch
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file to write statistics to."""
+
+    path: Path
+    dtype: str = "float32"
+    resume: bool = False
+    overwrite: bool = False
+
+
+def run(
+    collection: Collection,
+    batches: Iterable[tuple[str, Any]],
+    model: Origin,
+    data: Origin,
+    output: Output | None,
+    progress: AnyProgress | None = None,
+    plan: str = "",
+    num_examples: int | None = None,
+) -> Statistics:
+    """Add this process's batches, each with the set it goes to, and then those of all processes.
+
+    With an output, an unfinished collection is kept beside it every minute and on Ctrl-C. `plan`
+    says how the batches were made, which must be the same for it to be continued. `num_examples`
+    is how many there are of them, if that is known.
+    """
+    told = listener(progress)
+    process = this_process()
+    partial, identity = None, ""
+    if output is not None:
+        identity = _identity(output, collection.options, model, data, process, plan)
+        partial = PartialFile(output.path, f"{identity} {process.suffix}", process.suffix)
+        if output.resume and not output.overwrite and output.path.exists():
+            assert data.fingerprint, "batches that nobody can tell from others"
+            return _finished(output.path, identity, partial)
+    interruption = Interruption()
+    with collection.running(), interruption.watching():
+        num_done = 0
+        if partial is not None and output is not None:
+            num_done = partial.load(collection) if output.resume else partial.remove()
+        told.stage("collecting", num_examples, "examples", collection.num_examples)
+        waiting = iter(batches)
+        if partial is not None:
+            _skip(collection, num_done, waiting, interruption, partial.path)
+        is_checked = output is None
+        for to, item in waiting:
+            if not is_checked:
+                assert output is not None
+                collection.look_at(item)
+                check_room(output.path, collection.expected_bytes())
+                is_checked = True
+            told.advance(collection.add(item, to))
+            if partial is not None and (interruption.is_asked or partial.is_due):
+                partial.save(collection)
+            if interruption.is_asked:
+                raise KeyboardInterrupt(interruption.number)
+        if not collection.num_examples and process.num_processes == 1:
+            raise DataError("there is no data: not a single batch to collect from")
+        total = add_over_processes(collection.statistics(model, (data,)))
+        if output is not None and process.is_first:
+            try:
+                save_statistics(total, output.path, output.dtype, identity=identity)
+            except OutputError:
+                assert partial is not None
+                with contextlib.suppress(OutputError):
+                    partial.save(collection)
+                raise
+    if partial is not None:
+        wait_for_processes()  # until the output is there
+        partial.remove()
+    return total
+
+
+def _skip(
+    collection: Collection,
+    num_done: int,
+    batches: Iterator[tuple[str, Any]],
+    interruption: Interruption,
+    path: Path,
+) -> None:
+    """Pass over the batches that are done, which must be as many and as large as they were."""
+    num_examples = 0
+    num_batches = 0
+    for _, item in islice(batches, num_done):
+        try:
+            collection.skip(item)
+        except StatisticsError as error:
+            raise StatisticsError(f"{path}: {error}") from error
+        num_examples += count_examples(item)
+        num_batches += 1
+        if interruption.is_asked:
+            raise KeyboardInterrupt(interruption.number)
+    if (num_batches, num_examples) != (num_done, collection.num_examples):
+        raise OutputError(
+            f"{path}: holds {collection.num_examples} examples of {num_done} batches, which now "
+            f"have {num_examples}; the batches were made in another way, start anew with "
+            "--overwrite"
+        )
+
+
+def _finished(path: Path, identity: str, partial: PartialFile) -> Statistics:
+    """What this very collection wrote, if it was killed just before it could tidy up."""
+    if read_identity(path) != identity:
+        raise OutputError(
+            f"{path}: exists already, and is of another model, other data or other options; "
+            "replace it with --overwrite"
+        )
+    wait_for_processes()
+    partial.remove()
+    return open_statistics(path)
+
+
+def _identity(
+    output: Output,
+    options: CollectionOptions,
+    model: Origin,
+    data: Origin,
+    process: Process,
+    plan: str,
+) -> str:
+    """What must be the same for a collection to be continued."""
+    content: Mapping[str, object] = {
+        "dtype": output.dtype,
+        "options": options.model_dump(mode="json"),
+        "model": model.fingerprint,
+        "data": data.fingerprint,
+        "num_processes": process.num_processes,
+        "plan": plan,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def check_output(
+    target: Path, *, overwrite: bool, resume: bool, may_be_finished: bool = False
+) -> None:
+    """Refuse a file that must not or cannot be written, before any work.
+
+    One that `may_be_finished` is looked at again when it is known what will be collected.
+    """
+    check_file(
+        target,
+        ".safetensors",
+        overwrite=overwrite,
+        may_exist=lambda path: may_be_finished and read_identity(path) is not None,
+    )
+    unfinished = partial_path(target, this_process().suffix)
+    if unfinished.exists() and not (overwrite or resume):
+        raise OutputError(
+            f"{target}: an earlier collection was interrupted; continue it with --resume, or start "
+            "anew with --overwrite"
+        )

@@ -1,0 +1,141 @@
+"""Statistics of a model on a file of data: which examples, in which batches."""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.public_names import public_name
+from matsmerge.data.rows import Data, fingerprint_rows
+from matsmerge.data.template import Wordings
+from matsmerge.errors import RecipeError
+from matsmerge.progress import AnyProgress
+from matsmerge.statistics.collection import Collection
+from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.collection_run import Output, run
+from matsmerge.statistics.processes import this_process
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
+from matsmerge.tasks.batch_order import make_batches
+from matsmerge.tasks.loaded_model import LoadedModel
+from matsmerge.tasks.task import Encoded, encode_all
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which examples to use, and how to show them."""
+
+    num_examples: int | None = 1000  # as in the paper; None: all
+    shuffle: bool = False  # at random instead of the first ones
+    columns: Mapping[str, str] = field(default_factory=dict)
+    wordings: Wordings | None = None
+    batch_size: int = 32
+    max_tokens: int = 4096  # of a batch, with padding
+
+
+@dataclass(frozen=True)
+class PreparedCollection:
+    """A collection that can begin: everything was read and checked."""
+
+    collection: Collection
+    loaded: LoadedModel
+    batches: list[tuple[str, list[Encoded]]]  # this process's
+    model: Origin
+    data: Origin
+    plan: str  # how the batches were made
+    notes: list[str]
+
+    @property
+    def num_examples(self) -> int:
+        return sum(len(batch) for _, batch in self.batches)
+
+    def run(self, output: Output, progress: AnyProgress | None = None) -> Statistics:
+        """Collect and write."""
+        return run(
+            self.collection,
+            self._collated(),
+            self.model,
+            self.data,
+            output,
+            progress,
+            self.plan,
+            self.num_examples,
+        )
+
+    def _collated(self) -> Iterator[tuple[str, Any]]:
+        for to, batch in self.batches:
+            yield to, self.loaded.task.collate(batch)
+
+
+def prepare(
+    loaded: LoadedModel, data: Data, options: CollectionOptions, choice: Choice | None = None
+) -> PreparedCollection:
+    """Choose and encode examples; all that is wrong with them is said before anything runs."""
+    choice = choice or Choice()
+    numbers = _choose(len(data), choice, options.seed)
+    notes = [*loaded.notes, *_missing_labels(data, numbers, choice)]
+    encoded = encode_all(loaded.task, data, choice.columns, numbers, wordings=choice.wordings)
+    notes += loaded.task.notes
+    order = list(range(len(encoded)))
+    random.Random(options.seed).shuffle(order)
+    num_held_out = round(options.held_out * len(order))
+    if options.held_out and not 0 < num_held_out < len(order):
+        raise RecipeError(
+            f"held_out: {options.held_out} of {len(order)} examples is {num_held_out}; both sets "
+            "need at least one"
+        )
+    held_out = set(order[:num_held_out])
+    batches = []
+    for name, chosen in (
+        (MAIN, [e for i, e in enumerate(encoded) if i not in held_out]),
+        (HELD_OUT, [e for i, e in enumerate(encoded) if i in held_out]),
+    ):
+        lengths = [e.length for e in chosen]
+        for batch in make_batches(lengths, choice.batch_size, choice.max_tokens):
+            batches.append((name, [chosen[i] for i in batch]))
+    process = this_process()
+    rows = [data.rows[n] for n in numbers]
+    return PreparedCollection(
+        Collection(loaded.model, options, loaded.task.predict, loaded.names),
+        loaded,
+        batches[process.rank :: process.num_processes],
+        Origin(
+            name=public_name(loaded.checkpoint.label), fingerprint=fingerprint(loaded.checkpoint)
+        ),
+        Origin(
+            name=public_name(data.name),
+            fingerprint=fingerprint_rows(rows, data.folder),
+            split=data.split,
+        ),
+        _describe_plan(loaded, batches),
+        notes,
+    )
+
+
+def _describe_plan(loaded: LoadedModel, batches: list[tuple[str, list[Encoded]]]) -> str:
+    """What must be the same for the same batches to come up again."""
+    numbers = [(to, [(e.number, e.length) for e in batch]) for to, batch in batches]
+    dtypes = sorted({str(p.dtype) for p in loaded.model.parameters()})
+    return f"{loaded.task.kind} {loaded.task.options} {dtypes} {numbers}"
+
+
+def _choose(num_rows: int, choice: Choice, seed: int) -> list[int]:
+    num = num_rows if choice.num_examples is None else min(choice.num_examples, num_rows)
+    if choice.shuffle:
+        return sorted(random.Random(seed).sample(range(num_rows), num))
+    return list(range(num))
+
+
+def _missing_labels(data: Data, numbers: list[int], choice: Choice) -> list[str]:
+    """A file sorted by label is easily cut to some of its labels."""
+    column = choice.columns.get("label", "label")
+    if len(numbers) == len(data) or column not in data.columns or not isinstance(data.rows, list):
+        return []
+    everywhere = {str(row.get(column)) for row in data.rows}
+    missing = everywhere - {str(data.rows[n].get(column)) for n in numbers}
+    if not missing:
+        return []
+    return [
+        f"{data.name}: the {len(numbers)} examples used have none of {len(missing)} of the "
+        f"{len(everywhere)} labels; is the file sorted? --shuffle draws examples at random"
+    ]

@@ -1,0 +1,179 @@
+"""Training for every kind of task, full models and adapters."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import (
+    bert_config,
+    clip_config,
+    llama_config,
+    make_tokenizer,
+    save,
+    t5_config,
+    vit_config,
+    write_rows,
+)
+from training_cases import (
+    QUICK,
+    SPLITS,
+    accuracy,
+    choice_task,
+    images_task,
+    rule_task,
+    sentences,
+    three_classes,
+    weights,
+)
+from transformers import (
+    BertForTokenClassification,
+    BertModel,
+    CLIPModel,
+    LlamaForCausalLM,
+    T5ForConditionalGeneration,
+    ViTModel,
+)
+
+from matsmerge.lab.training.training_run import train
+from matsmerge.tasks.loaded_model import load_model
+from matsmerge.tasks.splits import read_split
+from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import read_task_file
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return save(BertModel(bert_config()), tmp_path / "base", make_tokenizer())
+
+
+@pytest.fixture
+def rule(tmp_path: Path) -> Path:
+    return rule_task(tmp_path)
+
+
+def test_ia3_on_t5(tmp_path: Path) -> None:
+    base = save(T5ForConditionalGeneration(t5_config()), tmp_path / "base", make_tokenizer())
+    task = choice_task(tmp_path)
+    trained = train(
+        base, task, tmp_path / "out", adapter="ia3", eval_every=20, max_steps=40,
+        learning_rate=3e-2,
+    )  # fmt: skip
+    config = json.loads((trained.folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
+    assert config["peft_type"] == "IA3"
+    assert sorted(config["target_modules"]) == ["k", "v", "wo"]
+    stored = weights(trained.folder)
+    assert {name.rpartition(".")[2] for name in stored} == {"ia3_l"}
+    assert trained.score == pytest.approx(accuracy(trained.folder, task))
+    first, last = (trained.manifest["checkpoints"][i]["training_loss"] for i in (0, -1))
+    assert last < first
+    # Trained on as it is, and where it stood.
+    again = train(trained.folder, task, tmp_path / "again", max_steps=1, learning_rate=1e-12)
+    assert again.manifest["adapter"] == "ia3"
+    for name, values in weights(again.folder).items():
+        torch.testing.assert_close(values, stored[name])
+    config = json.loads((again.folder / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
+
+
+def test_lora_on_llama(tmp_path: Path) -> None:
+    base = save(LlamaForCausalLM(llama_config()), tmp_path / "base", make_tokenizer())
+    rows = [{"input": " ".join(w), "target": w[-1] + " " + w[-1]} for w in sentences(200)]
+    write_rows(tmp_path / "d.jsonl", rows)
+    (tmp_path / "last.yaml").write_text(f"data: d.jsonl\n{SPLITS}")
+    trained = train(
+        base, tmp_path / "last.yaml", tmp_path / "out", adapter="lora", rank=4, alpha=4,
+        target_modules=["q_proj", "down_proj"], eval_every=20, max_steps=60, learning_rate=1e-2,
+    )  # fmt: skip
+    config = json.loads((trained.folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["task_type"]) == (4, 4, "CAUSAL_LM")
+    scores = [c["score"] for c in trained.manifest["checkpoints"]]
+    assert scores[-1] > scores[0]
+    file = read_task_file(tmp_path / "last.yaml")
+    loaded = load_model(trained.folder)
+    examples = encode_all(loaded.task, read_split(file, "validation"))
+    with torch.no_grad():
+        losses = [
+            loaded.task.predict(loaded.model, loaded.task.collate([e])).losses("mean")
+            for e in examples
+        ]
+    assert trained.score == pytest.approx(-float(torch.cat(losses).mean()), abs=1e-5)
+
+
+def test_lora_with_a_head(bert: Path, rule: Path, tmp_path: Path) -> None:
+    trained = train(bert, rule, tmp_path / "out", adapter="lora", **QUICK | {"learning_rate": 2e-2})
+    assert {n for n in weights(trained.folder) if "lora" not in n} == {
+        "base_model.model.classifier.weight", "base_model.model.classifier.bias"
+    }  # fmt: skip
+    assert trained.score is not None
+    assert trained.score > 0.85
+    assert accuracy(trained.folder, rule) == pytest.approx(trained.score)
+    # The same classes keep the head, others get a fresh one.
+    kept = train(trained.folder, rule, tmp_path / "kept", max_steps=1, learning_rate=1e-12)
+    assert kept.score == trained.score
+    three = three_classes(tmp_path)
+    fresh = train(trained.folder, three, tmp_path / "fresh", max_steps=1, learning_rate=1e-12)
+    stored, before = weights(fresh.folder), weights(trained.folder)
+    assert stored["base_model.model.classifier.weight"].shape == (3, 16)
+    for name, values in before.items():
+        if "lora" in name:
+            torch.testing.assert_close(values, stored[name])
+
+
+@pytest.mark.parametrize("adapter", ["full", "lora"])
+def test_images(adapter: str, tmp_path: Path) -> None:
+    base = save(ViTModel(vit_config()), tmp_path / "base")
+    task = images_task(tmp_path)
+    targets = ["q_proj", "v_proj"] if adapter == "lora" else None
+    trained = train(base, task, tmp_path / "out", adapter=adapter, target_modules=targets, **QUICK)
+    assert trained.score is not None
+    assert trained.score > 0.9
+    assert accuracy(trained.folder, task) == pytest.approx(trained.score)
+
+
+def test_a_stored_head_on_clip(tmp_path: Path) -> None:
+    base = save(CLIPModel(clip_config()), tmp_path / "base")
+    task = images_task(tmp_path)
+    head = torch.nn.functional.normalize(
+        torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    )
+    save_file({"weight": head}, tmp_path / "head.safetensors")
+    task.write_text(task.read_text() + "head: head.safetensors\n")
+    trained = train(
+        base, task, tmp_path / "out", freeze=["head.*", "scale.*"], **QUICK | {"max_steps": 60}
+    )
+    before, after = load_file(base / "model.safetensors"), weights(trained.folder)
+    assert before.keys() == after.keys()
+    changed = {n for n in before if not torch.equal(before[n], after[n])}
+    assert changed
+    assert all(n.startswith(("vision_model.", "visual_projection.")) for n in changed)
+    stored = trained.folder / "heads" / "images.safetensors"
+    assert torch.equal(load_file(stored)["weight"], head)
+    assert trained.score is not None
+    assert trained.score > 0.6
+    assert accuracy(trained.folder, task, head=stored) == pytest.approx(trained.score)
+
+
+def test_words(tmp_path: Path) -> None:
+    base = save(
+        BertForTokenClassification(bert_config(num_labels=5)), tmp_path / "base", make_tokenizer()
+    )
+    rows = [{"tokens": w, "labels": ["X" if c <= "d" else "O" for c in w]} for w in sentences(200)]
+    write_rows(tmp_path / "words.jsonl", rows)
+    (tmp_path / "words.yaml").write_text(f"data: words.jsonl\n{SPLITS}")
+    trained = train(base, tmp_path / "words.yaml", tmp_path / "out", **QUICK)
+    assert trained.manifest["tasks"][0]["labels"] == ["O", "X"]
+    assert any("labels: " in note for note in trained.manifest["notes"])
+    assert trained.score is not None
+    assert trained.score > 0.9
+
+
+def test_a_decoder_classifies(rule: Path, tmp_path: Path) -> None:
+    base = save(LlamaForCausalLM(llama_config()), tmp_path / "base", make_tokenizer())
+    trained = train(base, rule, tmp_path / "out", **QUICK | {"max_steps": 40})
+    assert accuracy(trained.folder, rule) == pytest.approx(trained.score)
+    config = json.loads((trained.folder / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForSequenceClassification"]
+    assert config["use_cache"] is True

@@ -1,0 +1,151 @@
+"""Methods of whole matrices against their formulas, written out in numpy, and their invariants."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import matsmerge
+from matsmerge.methods import METHODS
+from matsmerge.methods.spectral import SpectralMethod
+
+Array = NDArray[np.float64]
+State = dict[str, Tensor]
+SHAPES = {"wide": (6, 20), "tall": (21, 9), "square": (8, 8), "vector": (7,), "kernel": (2, 3, 4)}
+WEIGHTS = [0.5, 1.0, 2.0]
+NAMES = [name for name, cls in METHODS.items() if issubclass(cls, SpectralMethod)]
+
+
+def make(num: int = 3) -> tuple[State, list[State]]:
+    torch.manual_seed(0)
+    base = {n: torch.randn(shape, dtype=torch.float64) for n, shape in SHAPES.items()}
+    return base, [{n: t + 0.1 * torch.randn_like(t) for n, t in base.items()} for _ in range(num)]
+
+
+def changes(base: State, models: list[State], name: str) -> list[Array]:
+    return [w * (m[name] - base[name]).numpy() for m, w in zip(models, WEIGHTS, strict=True)]
+
+
+def polar(matrix: Array) -> Array:
+    """(A Aᵀ)^(-1/2) A, by the eigenvectors of the smaller Gram matrix."""
+    values, vectors = np.linalg.eigh(matrix.T @ matrix)
+    result: Array = matrix @ (vectors / np.sqrt(values)) @ vectors.T
+    return result
+
+
+def tsv_m(deltas: list[Array]) -> Array:
+    kept = min(deltas[0].shape) // len(deltas)
+    u, s, v = zip(*(np.linalg.svd(d, full_matrices=False) for d in deltas), strict=True)
+    left = polar(np.hstack([part[:, :kept] for part in u]))
+    right = polar(np.hstack([part[:kept].T for part in v]))
+    sizes = np.hstack([part[:kept] for part in s])
+    merged: Array = left @ np.diag(sizes) @ right.T
+    return merged
+
+
+def iso_c(deltas: list[Array]) -> Array:
+    total = np.sum(deltas, axis=0)
+    u, s, v = np.linalg.svd(total, full_matrices=False)
+    merged: Array = u @ np.diag(np.full_like(s, s.mean())) @ v
+    return merged
+
+
+def iso_cts(deltas: list[Array], common: float = 0.8) -> Array:
+    total, num = np.sum(deltas, axis=0), min(deltas[0].shape)
+    each = min(round((num - int(num * common)) / len(deltas)), num // len(deltas))
+    shared = num - each * len(deltas)
+    u, s, v = np.linalg.svd(total, full_matrices=False)
+    lefts, sizes, rights = [u[:, :shared]], [s[:shared]], [v[:shared].T]
+    for delta in deltas:
+        rest = delta - lefts[0] @ lefts[0].T @ delta
+        a, b, c = np.linalg.svd(rest, full_matrices=False)
+        lefts, sizes, rights = [*lefts, a[:, :each]], [*sizes, b[:each]], [*rights, c[:each].T]
+    mean = np.hstack(sizes).mean()
+    merged: Array = mean * polar(np.hstack(lefts)) @ polar(np.hstack(rights)).T
+    return merged
+
+
+FORMULAS: dict[str, Any] = {"tsv_m": tsv_m, "iso_c": iso_c, "iso_cts": iso_cts}
+
+
+def test_every_method_is_here() -> None:
+    assert list(FORMULAS) == NAMES
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_formulas(method: str) -> None:
+    formula = FORMULAS[method]
+    base, models = make()
+    merged = matsmerge.merge(models, base, method, weights=WEIGHTS, scale=0.7)
+    for name, shape in SHAPES.items():
+        deltas = changes(base, models, name)
+        change = formula(deltas) if len(shape) == 2 else np.sum(deltas, axis=0) / sum(WEIGHTS)
+        expected = base[name].numpy() + 0.7 * change
+        np.testing.assert_allclose(merged[name].numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("common", [0.0, 0.5, 1.0])
+def test_share_of_common_directions(common: float) -> None:
+    base, models = make()
+    merged = matsmerge.merge(models, base, "iso_cts", weights=WEIGHTS, common=common)
+    expected = base["wide"].numpy() + iso_cts(changes(base, models, "wide"), common)
+    np.testing.assert_allclose(merged["wide"].numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_one_model_in_the_same_out() -> None:
+    base, (model,) = make(1)
+    merged = matsmerge.merge([model], base, "tsv_m")
+    for name in SHAPES:
+        torch.testing.assert_close(merged[name], model[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_models_that_are_the_base_give_the_base(method: str) -> None:
+    base, _ = make()
+    merged = matsmerge.merge([dict(base), dict(base)], base, method)
+    for name in SHAPES:
+        assert torch.equal(merged[name], base[name])
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_order_does_not_matter(method: str) -> None:
+    base, models = make()
+    forward = matsmerge.merge(models, base, method, weights=WEIGHTS)
+    backward = matsmerge.merge(models[::-1], base, method, weights=WEIGHTS[::-1])
+    for name in SHAPES:
+        torch.testing.assert_close(forward[name], backward[name], rtol=1e-9, atol=1e-9)
+
+
+def test_more_models_than_directions() -> None:
+    torch.manual_seed(0)
+    base = {"w": torch.randn(2, 5)}
+    models = [{"w": base["w"] + torch.randn(2, 5)} for _ in range(3)]
+    merged = matsmerge.merge(models, base, "tsv_m")["w"]
+    torch.testing.assert_close(merged, torch.stack([m["w"] for m in models]).mean(0))
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_tensors_longer_than_a_block_are_merged_as_a_whole(method: str) -> None:
+    torch.manual_seed(0)
+    base = {"w": torch.randn(300, 400)}
+    models = [{"w": base["w"] + 0.1 * torch.randn(300, 400)} for _ in range(2)]
+    merged = matsmerge.merge(models, base, method)["w"]
+    deltas = [(m["w"].double() - base["w"].double()).numpy() for m in models]
+    expected = base["w"].double().numpy() + FORMULAS[method](deltas)
+    np.testing.assert_allclose(merged.numpy(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:merged by:UserWarning")
+@pytest.mark.parametrize("method", NAMES)
+def test_as_inits(method: str) -> None:
+    """No iterations leave the init; what no objective has anything for gets it, if asked to."""
+    base, models = make()
+    plain = matsmerge.merge(models, base, method, scale=0.5)
+    started = matsmerge.merge(
+        models, base, "actmat", init={"name": method, "scale": 0.5}, iterations=0, otherwise="init"
+    )
+    for name in SHAPES:
+        torch.testing.assert_close(started[name], plain[name], rtol=1e-12, atol=1e-12)

@@ -1,0 +1,42 @@
+"""Listeners: functions, nothing, and what commands draw."""
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import matsmerge
+from matsmerge.progress import Callback, Silent, Update, listener
+
+
+def test_a_function_is_told_all_there_is_to_tell() -> None:
+    updates: list[Update] = []
+    told = listener(updates.append)
+    told.stage("merging", 10, done=2)
+    told.advance(3, "a")
+    told.advance(1)
+    told.note("b")
+    told.stage("writing", unit="files")
+    assert updates == [
+        Update("merging", 2, 10),
+        Update("merging", 5, 10, text="a"),
+        Update("merging", 6, 10, text="a"),
+        Update("merging", 6, 10, text="b"),
+        Update("writing", 0, None, "files"),
+    ]
+
+
+def test_what_is_given() -> None:
+    assert isinstance(listener(None), Silent)
+    given = Callback(print)
+    assert listener(given) is given
+
+
+def test_collecting_tells_a_function(tmp_path: Path) -> None:
+    updates: list[Update] = []
+    batches = [torch.ones(2, 3), torch.ones(3, 3)]
+    matsmerge.collect(
+        nn.Linear(3, 2), batches, progress=updates.append, out=tmp_path / "a.safetensors"
+    )
+    assert [u.done for u in updates] == [0, 2, 5]
+    assert {(u.title, u.unit, u.total) for u in updates} == {("collecting", "examples", None)}
