@@ -147,7 +147,7 @@ def make_statistics(path: Path, size: Size, number: int) -> Statistics:
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
     for i, (name, shape) in enumerate(size.vectors().items()):
-        block = BlockSum(math.prod(shape))
+        block = BlockSum(math.prod(shape), torch.float32)
         block.add(make_gradients(i, number, size.num_examples, math.prod(shape)))
         totals = Totals(torch.float32, size.num_examples)
         totals.of(BLOCK_FISHER)[name] = block

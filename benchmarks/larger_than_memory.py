@@ -31,7 +31,7 @@ from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.machine import keep_freed_memory
-from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.progress import Silent
 from matsmerge.recipes.recipe import make_recipe
@@ -203,7 +203,7 @@ def merge(arguments: argparse.Namespace, out: Path) -> dict[str, object]:
     prepared = prepare(recipe, {**models, "base": base}, statistics)
     memory = parse_bytes(arguments.max_memory)
     executor = LocalExecutor(arguments.workers, memory, fork=True)
-    merge_to_folder(prepared, out, executor=executor, progress=phases)
+    merge_to_folder(prepared, out, RunOptions(executor, phases))
     stored = sum(s.num_bytes for one in statistics.values() for s in one.arrays.specs.values())
     return {
         "seconds": phases.seconds(),

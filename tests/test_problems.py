@@ -1,11 +1,12 @@
-"""Pydantic's errors as sentences."""
+"""Gathering and saying problems; pydantic's errors as sentences."""
 
 from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from matsmerge.problems import problems_of
+from matsmerge.errors import CheckpointError, DataError, RecipeError
+from matsmerge.problems import counted, listed, noted, problems_of, reworded, shortened
 
 
 class Inner(BaseModel):
@@ -66,3 +67,33 @@ def test_hints() -> None:
     with pytest.raises(ValidationError) as error:
         Outer.model_validate({"needed": 2, "weight": 1})
     assert problems_of(error.value) == ["unknown key 'weight'; it takes none"]
+
+
+def test_all_problems_at_once() -> None:
+    problems = ["one"]
+    for told in (["one", "two"], ["three"]):
+        with noted(problems, DataError, before="x: " if told == ["three"] else ""):
+            raise DataError(told)
+    with pytest.raises(RecipeError), noted(problems, DataError):
+        raise RecipeError("of another type")
+    with pytest.raises(CheckpointError) as error:
+        CheckpointError.raise_all(problems)
+    assert error.value.problems == ["one", "two", "x: three"]
+    CheckpointError.raise_all([])
+
+
+def test_saying_more() -> None:
+    with (
+        pytest.raises(DataError, match="^file: odd; fix it$"),
+        reworded(before="file: ", after="; fix it"),
+    ):
+        raise DataError("odd")
+    with pytest.raises(RecipeError, match="^odd$"), reworded(error_type=RecipeError):
+        raise DataError("odd")
+
+
+def test_listing() -> None:
+    names = list("abcd")
+    assert (listed(names), listed(names, 2)) == ("a, b, c, d", "a, b and 2 more")
+    assert (shortened(names), shortened(names, 2)) == (names, ["a", "b", "and 2 more"])
+    assert (counted(names, "id"), counted(["a"], "id")) == ("4 ids", "1 id")

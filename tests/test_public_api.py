@@ -19,8 +19,8 @@ def test_names() -> None:
         "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
         "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError", "PlannedMerge",
         "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
-        "StatisticsError", "__version__", "collect", "merge", "methods", "open_checkpoint",
-        "open_statistics", "plan", "read_recipe",
+        "StatisticsError", "__version__", "collect", "extract_lora", "merge", "methods",
+        "open_checkpoint", "open_statistics", "plan", "read_recipe",
     ]  # fmt: skip
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None
@@ -53,6 +53,10 @@ def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.PlannedMerge.merge).parameters) == [
         "self", "out", "executor", "progress", "overwrite", "resume", "verify", "allow_nonfinite",
         "max_shard_bytes", "trace",
+    ]  # fmt: skip
+    assert list(inspect.signature(matsmerge.extract_lora).parameters) == [
+        "model", "base", "rank", "modules", "keep_rest", "dtype", "out", "executor", "progress",
+        "overwrite",
     ]  # fmt: skip
 
 

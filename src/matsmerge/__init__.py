@@ -7,7 +7,7 @@ from matsmerge.version import __version__
 
 if TYPE_CHECKING:
     from matsmerge import methods
-    from matsmerge.api import PlannedMerge, merge, plan
+    from matsmerge.api import PlannedMerge, extract_lora, merge, plan
     from matsmerge.checkpoints.checkpoint import Checkpoint
     from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.engine.executor import Executor, SerialExecutor
@@ -40,6 +40,7 @@ _HOMES = {
     "SerialExecutor": "matsmerge.engine.executor",
     "Statistics": "matsmerge.statistics.statistics",
     "collect": "matsmerge.statistics.collection_run",
+    "extract_lora": "matsmerge.api",
     "merge": "matsmerge.api",
     "open_checkpoint": "matsmerge.checkpoints.source",
     "open_statistics": "matsmerge.statistics.statistics_file",
@@ -67,6 +68,7 @@ __all__ = [
     "StatisticsError",
     "__version__",
     "collect",
+    "extract_lora",
     "merge",
     "methods",
     "open_checkpoint",

@@ -4,7 +4,7 @@ import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,15 +17,15 @@ from matsmerge.engine.evidence import StatisticsSource
 from matsmerge.engine.executor import Executor
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES
 from matsmerge.engine.local_executor import LocalExecutor
-from matsmerge.engine.manifest import describe_inputs, make_manifest
+from matsmerge.engine.lora_extraction import prepare_extraction
+from matsmerge.engine.manifest import Outcome, describe_inputs, make_manifest
 from matsmerge.engine.merge_file import read_merge_file
-from matsmerge.engine.merge_run import Outcome, merge_in_memory, merge_to_folder
-from matsmerge.engine.merged import Merged
+from matsmerge.engine.merge_run import RunOptions, merge_in_memory, merge_to_folder
+from matsmerge.engine.merged import FolderTensors, Merged
 from matsmerge.engine.output_folder import MANIFEST, check_target
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, closest
-from matsmerge.limits import MOST_KEPT
 from matsmerge.methods.method import Method
 from matsmerge.progress import BYTES, AnyProgress, Progress, listener
 from matsmerge.recipes.method_spec import as_plain
@@ -76,50 +76,42 @@ class PlannedMerge:
     ) -> Merged:
         """Merge into memory, or into a folder; see `matsmerge.merge`."""
         watch = _Stopwatch(listener(progress))
-        if out is None:
-            outcome = merge_in_memory(
-                self.prepared, executor=executor, allow_nonfinite=allow_nonfinite, progress=watch
-            )
-            return self._in_memory(outcome, watch, allow_nonfinite)
-        target = merge_to_folder(
-            self.prepared,
-            local_path(out),
-            executor=executor,
+        options = RunOptions(
+            executor=LocalExecutor() if executor is None else executor,
+            progress=watch,
             overwrite=overwrite,
             resume=resume,
             verify=verify,
             allow_nonfinite=allow_nonfinite,
             max_shard_bytes=max_shard_bytes,
-            progress=watch,
             trace=None if trace is None else local_path(trace),
         )
-        return self._written(target, watch)
+        if out is None:
+            return self._merge_in_memory(options, watch)
+        target = merge_to_folder(self.prepared, local_path(out), options)
+        seconds, models = watch.stop(), self.prepared.models
+        made = {at: self._read(target / models[at], seconds) for at in self.recipe.trajectory}
+        if not made:
+            return self._read(target, seconds)
+        report = read_merge_file(target / MANIFEST)
+        return replace(made[max(made)], report=report, trajectory=made, _place=target)
 
-    def _written(self, target: Path, watch: "_Stopwatch") -> Merged:
-        def one(place: Path) -> Merged:
-            return Merged(read_merge_file(place / MANIFEST), self.notes, seconds, {}, place)
+    def _read(self, folder: Path, seconds: Mapping[str, float]) -> Merged:
+        report = read_merge_file(folder / MANIFEST)
+        return Merged(report, self.notes, seconds, {}, FolderTensors(folder), folder)
 
-        seconds = watch.stop()
-        models = {at: target / name for at, name in self.prepared.models.items()}
-        whole = one(target)
-        trajectory = {at: one(place) for at, place in models.items() if at is not FINAL}
-        return Merged(whole.report, self.notes, seconds, trajectory, target)
-
-    def _in_memory(self, outcome: Outcome, watch: "_Stopwatch", allow_nonfinite: bool) -> Merged:
-        inputs = describe_inputs(self.prepared)
-        manifest = make_manifest(
-            self.prepared, inputs, outcome.measured, outcome.receipts, outcome.kept
-        )
+    def _merge_in_memory(self, options: RunOptions, watch: "_Stopwatch") -> Merged:
+        outcome, states = merge_in_memory(self.prepared, options)
+        manifest = make_manifest(self.prepared, describe_inputs(self.prepared), outcome)
         report = json.loads(json.dumps(manifest))  # as it would be read from merge.json
         seconds = watch.stop()
-        save = partial(self._save, outcome, allow_nonfinite)
-        trajectory = {
-            at: Merged({**report, "iteration": at}, self.notes, seconds, {}, None, state)
-            for at, state in outcome.states.items()
-            if at is not FINAL
+        made = {
+            at: Merged({**report, "iteration": at}, self.notes, seconds, {}, states[at])
+            for at in self.recipe.trajectory
         }
-        last = outcome.states[max(trajectory, default=FINAL)]
-        return Merged(report, self.notes, seconds, trajectory, None, last, save)
+        save = partial(self._save, outcome, options.allow_nonfinite)
+        last = states[max(made, default=FINAL)]
+        return Merged(report, self.notes, seconds, made, last, _write=save)
 
     def _save(
         self,
@@ -129,13 +121,8 @@ class PlannedMerge:
         *,
         overwrite: bool = False,
     ) -> Path:
-        return merge_to_folder(
-            self.prepared,
-            local_path(folder),
-            overwrite=overwrite,
-            allow_nonfinite=allow_nonfinite,
-            outcome=outcome,
-        )
+        options = RunOptions(overwrite=overwrite, allow_nonfinite=allow_nonfinite)
+        return merge_to_folder(self.prepared, local_path(folder), options, outcome)
 
 
 def merge(
@@ -165,7 +152,7 @@ def merge(
     as a warning.
     """
     if out is not None:
-        check_target(local_path(out), 0, {}, overwrite=overwrite, resume=resume)
+        check_target(local_path(out), overwrite=overwrite, resume=resume)
     planned = plan(models, base, method, **options)
     for note in planned.notes:
         warnings.warn(note, stacklevel=2)
@@ -222,13 +209,8 @@ def plan(
         prepared = prepare(recipe, force=force)
         return PlannedMerge(prepared, (*notes, *prepared.notes))
     named = dict(models) if isinstance(models, Mapping) else _named(models)
-    if weights is not None and len(weights) != len(named):
-        raise RecipeError(f"{len(weights)} weights for {len(named)} models")
-    if isinstance(trajectory, int):
-        raise RecipeError(f"trajectory: expected a list such as [10, 20], found {trajectory!r}")
-    if len(trajectory) > MOST_KEPT:
-        raise RecipeError(f"trajectory: {len(trajectory):,} models; {MOST_KEPT:,} are possible")
     _refuse_twice(named)
+    weight_of: dict[str, float] = _by_name("weights", weights, list(named))
     data_of: dict[str, DataSource] = _by_name("data", data, list(named))
     recipe = make_recipe(
         {
@@ -236,22 +218,20 @@ def plan(
                 {
                     "model": str(source) if isinstance(source, (str, Path)) else name,
                     "name": name,
-                    "weight": weight,
+                    "weight": weight_of.get(name, 1.0),
                     "data": data_of.get(name),
                 }
-                for (name, source), weight in zip(
-                    named.items(), weights or [1.0] * len(named), strict=True
-                )
+                for name, source in named.items()
             ],
             "base": str(base) if isinstance(base, (str, Path)) else base and "base",
             "method": {**as_plain(method), **parameters},
-            "overrides": list(overrides),
-            "heads": heads if isinstance(heads, str) else list(heads),
+            "overrides": overrides,
+            "heads": heads,
             "dtype": dtype,
             "output": output,
             "rank": rank,
             "align": align,
-            "trajectory": list(trajectory),
+            "trajectory": trajectory,
             "ignore_tokenizers": ignore_tokenizers,
         }
     )
@@ -262,6 +242,35 @@ def plan(
         force=force,
     )
     return PlannedMerge(prepared, prepared.notes)
+
+
+def extract_lora(
+    model: str | Path,
+    base: str | Path,
+    rank: int,
+    *,
+    modules: Sequence[str] = (),
+    keep_rest: bool = False,
+    dtype: str | None = None,
+    out: str | Path | None = None,
+    executor: Executor | None = None,
+    progress: AnyProgress | None = None,
+    overwrite: bool = False,
+) -> Merged:
+    """The LoRA of a rank that is nearest to the difference of two full models.
+
+    Linear modules that changed are factored, those whose names match a pattern of `modules` if any
+    are given. What the base does not have, such as a new head, is brought whole; with `keep_rest`
+    so is everything else that changed. The report's `lora` says how much of its change each
+    module keeps.
+    """
+    if out is not None:
+        check_target(local_path(out), overwrite=overwrite, resume=False)
+    prepared = prepare_extraction(
+        str(model), str(base), rank, modules, keep_rest, dtype, listener(progress)
+    )
+    planned = PlannedMerge(prepared, prepared.notes)
+    return planned.merge(out, executor=executor, progress=progress, overwrite=overwrite)
 
 
 def _given_recipe(given: Recipe | str | Path) -> tuple[Recipe, list[str]]:
@@ -313,13 +322,11 @@ def _by_name(
     if given is None:
         return {}
     if isinstance(given, Mapping):
-        unknown = [
+        RecipeError.raise_all(
             f"{what}: there is no model '{name}'{closest(name, names)}"
             for name in given
             if name not in names
-        ]
-        if unknown:
-            raise RecipeError(unknown)
+        )
         return dict(given)
     if isinstance(given, (str, Path)) or not isinstance(given, Sequence):
         raise RecipeError(f"{what}: expected one for each model, in order or by name")

@@ -30,6 +30,12 @@ class MatsError(Exception):
     def __reduce__(self) -> tuple[type["MatsError"], tuple[list[str]]]:
         return type(self), (self.problems,)
 
+    @classmethod
+    def raise_all(cls, problems: Iterable[str]) -> None:
+        """Raise one error with all of the problems, if there are any."""
+        if found := list(problems):
+            raise cls(found)
+
 
 class RecipeError(MatsError):
     """The recipe or the options do not describe a merge."""

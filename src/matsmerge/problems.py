@@ -1,18 +1,75 @@
-"""Pydantic's errors as sentences: where, what is wrong, what was found, what was meant."""
+"""What is wrong, all of it at once and in sentences; also what pydantic says.
+
+    problems: list[str] = []
+    for source in sources:
+        with noted(problems):
+            open_checkpoint(source)
+    CheckpointError.raise_all(problems)
+
+opens what can be opened, and then says all that is wrong with the others.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ErrorType
 
-from matsmerge.errors import closest
+from matsmerge.errors import MatsError, closest
+
+MAX_LISTED = 8
 
 _PYDANTICS_OWN = frozenset(get_args(ErrorType))
 # Names of the forms of a value that were tried, which pydantic has among the places.
 _FORM = re.compile(r"(?:list|dict|tuple|str|int|float|bool|function-\w+)(?:\[.*)?|[A-Z]\w*")
+
+
+@contextmanager
+def noted(
+    problems: list[str],
+    error_type: type[MatsError] = MatsError,
+    *,
+    before: str = "",
+    after: str = "",
+) -> Iterator[None]:
+    """Go on after an error: what it says is added to the problems, with words around it."""
+    try:
+        yield
+    except error_type as error:
+        found = [f"{before}{problem}{after}" for problem in error.problems]
+        problems += [problem for problem in found if problem not in problems]
+
+
+@contextmanager
+def reworded(
+    *, before: str = "", after: str = "", error_type: type[MatsError] | None = None
+) -> Iterator[None]:
+    """Say more about an error on its way out: words around each problem, or another type."""
+    try:
+        yield
+    except MatsError as error:
+        found = [f"{before}{problem}{after}" for problem in error.problems]
+        raise (error_type or type(error))(found) from error
+
+
+def shortened(problems: Sequence[str], most: int = MAX_LISTED) -> list[str]:
+    """The first of many problems, and how many there are besides."""
+    more = len(problems) - most
+    return [*problems[:most], *([f"and {more:,} more"] if more > 0 else [])]
+
+
+def listed(items: Sequence[str], most: int = MAX_LISTED) -> str:
+    """`a, b and 7 more`, for a sentence."""
+    more = len(items) - most
+    return ", ".join(items[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def counted(items: Sequence[str], what: str) -> str:
+    """`1 tensor`, `2,000 tensors`."""
+    return f"{len(items):,} {what}{'s' if len(items) != 1 else ''}"
 
 
 def problems_of(

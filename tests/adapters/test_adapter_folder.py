@@ -151,7 +151,7 @@ def test_what_cannot_be_done_is_refused(config: Any, message: str, tmp_path: Pat
     ("changes", "message"),
     [
         ({"peft_type": None}, "of type None"),
-        ({"r": None}, "r is missing, expected a positive number"),
+        ({"r": None}, "r: input should be a valid integer, found None"),
         ({"r": 0}, "r: input should be greater than or equal to 1, found 0"),
         ({"r": 2.5}, "r: input should be a valid integer, found 2.5"),
         ({"r": True}, "r: input should be a valid integer, found True"),

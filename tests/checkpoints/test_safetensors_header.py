@@ -59,20 +59,24 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     [
         (json.dumps({"a": GOOD}), b"1234567", "truncated"),
         (json.dumps({"a": GOOD}), b"123456789", "bytes left over"),
-        (json.dumps({"a": GOOD | {"dtype": "F8_E4M3"}}), b"12345678", "F8_E4M3.*convert"),
+        (
+            json.dumps({"a": GOOD | {"dtype": "F8_E4M3"}}),
+            b"12345678",
+            "a.dtype: .*convert .*F8_E4M3",
+        ),
         (json.dumps({"a": GOOD | {"data_offsets": [8, 16]}}), b"1" * 16, "expected 0 to 8"),
         (json.dumps({"a": GOOD | {"shape": [3]}}), b"12345678", "'a'.*expected 0 to 12"),
-        (json.dumps({"a": GOOD | {"shape": [-2]}}), b"12345678", "whole number"),
-        (json.dumps({"a": GOOD | {"shape": [True, 2]}}), b"12345678", "whole number"),
-        (json.dumps({"a": EMPTY | {"shape": [0, 10**30]}}), b"", "'a' has the shape .* 10{30}"),
-        (json.dumps({"a": EMPTY | {"shape": [0, 2**63 - 1]}}), b"", "'a'.*nothing can load"),
-        (json.dumps({"a": EMPTY | {"shape": [2**31, 0, 2**31]}}), b"", "'a'.*nothing can load"),
-        (json.dumps({"a": EMPTY | {"shape": [0] + [1] * 64}}), b"", "'a' has 65 dimensions"),
+        (json.dumps({"a": GOOD | {"shape": [-2]}}), b"12345678", "a.shape.0: .* found -2"),
+        (json.dumps({"a": GOOD | {"shape": [True, 2]}}), b"12345678", "a.shape.0: .* integer"),
+        (json.dumps({"a": EMPTY | {"shape": [0, 10**30]}}), b"", "a.shape.1: .* 10{30}"),
+        (json.dumps({"a": EMPTY | {"shape": [0, 2**63 - 1]}}), b"", "a.shape: nothing can load"),
+        (json.dumps({"a": EMPTY | {"shape": [2**31, 0, 2**31]}}), b"", "a.shape: nothing can load"),
+        (json.dumps({"a": EMPTY | {"shape": [0] + [1] * 64}}), b"", "a.shape: .* at most 64 items"),
         (json.dumps({"\ud800": EMPTY}), b"", "damaged header"),
         ('{"a": 1, "a": 2}', b"", "'a' appears twice"),
         ('{"a": {}}', b"", "damaged header"),
         ("[1]", b"", "damaged header"),
-        ('{"__metadata__": [1]}', b"", "__metadata__ is not an object"),
+        ('{"__metadata__": [1]}', b"", "__metadata__: .* dictionary"),
         (b"\xff\xfe", b"", "damaged header"),
         ("{" * 100_000, b"", "damaged header"),
     ],
@@ -109,7 +113,7 @@ def test_a_million_tensors_are_refused_before_they_are_parsed(
     content = ",".join(f'"{i}":{entry}' for i in range(1_000_000))
     path = write(tmp_path / "x.safetensors", f"{{{content}}}")
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(CheckpointError, match="more than 250,000 tensors"):
+    with pytest.raises(CheckpointError, match="more than 3,000,000 values"):
         read_header(path)
 
 
@@ -118,7 +122,7 @@ def test_values_that_are_no_tensors_count_too(
 ) -> None:
     path = write(tmp_path / "x.safetensors", f'{{"a": [{"[]," * 4_000_000}0]}}')
     monkeypatch.setattr(json, "loads", None)
-    with pytest.raises(CheckpointError, match="more than 250,000 tensors"):
+    with pytest.raises(CheckpointError, match="more than 3,000,000 values"):
         read_header(path)
 
 

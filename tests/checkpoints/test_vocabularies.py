@@ -115,7 +115,7 @@ def test_equal_files_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def parse(*_: object, **__: object) -> None:
         raise AssertionError("there is no need to look into them")
 
-    monkeypatch.setattr(tokenizers, "parse_json", parse)
+    monkeypatch.setattr(tokenizers, "read_json_as", parse)
     files = {"tokenizer.json": tokenizer_json(WORDS), "tokenizer_config.json": "{}"}
     assert compare(tmp_path, files, files, files) == Comparison()
 

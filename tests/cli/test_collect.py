@@ -36,6 +36,7 @@ from matsmerge.data.rows import read_data
 from matsmerge.statistics.statistics_file import open_statistics
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 Run = Callable[..., tuple[int, str, str]]
 Rows = list[dict[str, Any]]
@@ -169,7 +170,7 @@ def test_every_kind_of_task(
 def dense_fisher(folder: Path, data: Path, options: list[str]) -> dict[str, torch.Tensor]:
     """One example at a time, by plain backward passes."""
     given = dict(zip(options[::2], options[1::2], strict=True))
-    loaded = load_model(folder, task=given.get("--task"), head=given.get("--head"))
+    loaded = load_model(folder, TaskFile(task=given.get("--task")), head=given.get("--head"))
     columns = {"input": "question", "target": "answer"} if "--columns" in given else {}
     examples = encode_all(loaded.task, read_data(data), columns)
     own = {

@@ -8,7 +8,8 @@ import torch
 from rich._emoji_codes import EMOJI
 from torch import Tensor
 
-from matsmerge.cli import commands, display
+from matsmerge.cli import commands
+from matsmerge.cli.display import JsonScreen, Screen
 
 Run = Callable[..., tuple[int, str, str]]
 NAME = "[red]a:100:b[-]"
@@ -70,12 +71,34 @@ def test_names_of_folders_and_tensors(
 
 
 def test_tables_bars_and_what_is_going_on(capsys: pytest.CaptureFixture[str]) -> None:
-    display.show_table(("first", NAME), [("[/]", ":100:")], title=NAME)
-    with display.status(NAME, quiet=False), display.progress_bars(quiet=False) as bars:
+    screen = Screen()
+    screen.table(("first", NAME), [("[/]", ":100:")], title=NAME)
+    with screen.status(NAME), screen.bars() as bars:
         bars.stage(f"[/]{NAME}", 10)
         bars.advance(10)
-    display.show_notes([NAME])
+    screen.notes([NAME])
     found = capsys.readouterr()
     assert all(part in found.out for part in (NAME, "[/]", ":100:"))
     assert f"[/]{NAME}" in found.err
     assert f"note: {NAME}" in found.err
+
+
+def show_everything(screen: JsonScreen) -> None:
+    with screen.status("working"), screen.bars() as bars:
+        bars.stage("stage", 1)
+        bars.note("in between")
+    screen.notes(["decided"])
+    screen.result({"a": 1})
+    screen.say("text")
+    screen.table(("column",), [("cell",)])
+
+
+def test_screens_show_what_is_wanted(capsys: pytest.CaptureFixture[str]) -> None:
+    show_everything(JsonScreen())
+    out, err = capsys.readouterr()
+    assert out.split() == ["text", "column", "cell"]
+    assert all(part in err for part in ("stage", "in between", "note: decided"))
+    show_everything(JsonScreen(as_json=True))
+    assert capsys.readouterr() == ('{\n  "a": 1\n}\n', "note: decided\n")
+    show_everything(JsonScreen(quiet=True))
+    assert capsys.readouterr() == ("", "")

@@ -50,7 +50,7 @@ def compressed(piece: bytes, num: int) -> bytes:
         ("d.jsonl.gz", lambda: compressed(b"\n" * MB, 200), "more than 5,000,000 lines"),
         ("d.jsonl.gz", lambda: compressed(b" " * MB + b"\n", 200), "20 times.*gunzip"),
         ("d.jsonl.gz", lambda: compressed(b'{"a": 1}\n' * MB, 6), "more than 5,000,000 lines"),
-        ("d.json.gz", lambda: compressed(b"[" * MB, 60), "10 million values"),
+        ("d.json.gz", lambda: compressed(b"[" * MB, 60), "10,000,000 values"),
         ("d.json.gz", lambda: compressed(b"1," * (MB // 2), 60), "line 1.*bytes"),
         ("d.json.gz", lambda: compressed(b"[" + b"1.5," * MB, 12), "8,000,000 values.*jq"),
         ("d.jsonl", lambda: b'{"text": "' + b"a" * 10_000_000 + b'"}\n', "4,194,304.*Cut long"),
@@ -205,7 +205,7 @@ def test_values() -> None:
         list_of({"tokens": "[" * 100_000}, "tokens")
     with pytest.raises(DataError, match="no valid Unicode"):
         text_of({"text": "\ud800"}, "text")
-    labels = Labels(2, {"yes": 0, "no": 1})
+    labels = Labels(2, {"yes": 0, "no": 1}, "class")
     for wrong in ("9" * 5000, "x" * 1_000_000):
         with pytest.raises(DataError, match=r"characters\) is no class") as caught:
             labels.number(wrong)

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 import matsmerge
 from matsmerge import ResourceError, SerialExecutor
 from matsmerge.engine.local_executor import LocalExecutor
-from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.recipes.recipe import make_recipe
 
@@ -127,7 +127,7 @@ def test_the_protocol_suffices_for_other_machines(tmp_path: Path, method: str) -
         }
     )
     merge_to_folder(prepare(recipe), tmp_path / "here")
-    merge_to_folder(prepare(recipe), tmp_path / "there", executor=SpawningExecutor())
+    merge_to_folder(prepare(recipe), tmp_path / "there", RunOptions(SpawningExecutor()))
     here, there = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("here", "there"))
     assert here == there
 

@@ -498,7 +498,7 @@ def test_unreadable_and_unwritable(models: list[Path], tmp_path: Path) -> None:
     try:
         for arguments, message in (
             ({"models": [models[0], models[2]], "out": locked / "out"}, "cannot be written to"),
-            ({"models": [models[0], models[1]]}, "m1: cannot be listed"),
+            ({"models": [models[0], models[1]]}, "m1: cannot be read"),
         ):
             here, there = context.Pipe()
             process = context.Process(target=_merge_as_nobody, args=(arguments, there))

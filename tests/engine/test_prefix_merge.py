@@ -39,13 +39,13 @@ from transformers.models.bert.modeling_bert import BertLayer
 import matsmerge
 from matsmerge.data.rows import read_data
 from matsmerge.engine.local_executor import LocalExecutor
-from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.progress import BYTES, Silent
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.tasks.loaded_model import load_model
-from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.task import encode_all
 
 Run = Callable[..., tuple[int, str, str]]
 State = dict[str, Tensor]
@@ -172,8 +172,7 @@ def merged(bert: Family) -> State:
 
 def plain_regmean_plus_plus(members: Family, heads: str = "") -> State:
     """The merged parameters, by their names in the module."""
-    options = TaskOptions(need_targets=False)
-    loaded = [load_model(path, options=options) for path in members.paths]
+    loaded = [load_model(path, need_targets=False) for path in members.paths]
     states = [{n: t.detach().clone() for n, t in tensors_of(one.model)} for one in loaded]
     examples = [
         encode_all(one.task, read_data(path))
@@ -427,7 +426,7 @@ def test_kfac_has_input_factors_of_the_prefix(small: Small) -> None:
     def residual(*, own_embeddings: bool) -> float:
         of_found, of_start = torch.zeros_like(start), torch.zeros_like(start)
         for i, path in enumerate(small.members.paths):
-            loaded = load_model(path, dtype="float64", options=TaskOptions(need_targets=False))
+            loaded = load_model(path, dtype="float64", need_targets=False)
             with torch.no_grad():
                 for n, p in loaded.model.named_parameters():
                     if n.startswith("bert.embeddings.") and not own_embeddings:
@@ -659,16 +658,16 @@ def test_an_interrupted_merge_leaves_nothing_to_mix_up(
     assert prepared.prefix.num_held_bytes == num_tokens * 16 * 8
     target = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
-        merge_to_folder(prepared, target, executor=Stopping())
+        merge_to_folder(prepared, target, RunOptions(Stopping()))
     assert not list(tmp_path.iterdir())
     # A run that was killed leaves its files; they are never continued.
     staging_path(target).mkdir()
     (staging_path(target) / "journal.jsonl").write_text("")
     with pytest.raises(matsmerge.OutputError, match="cannot be continued.*--overwrite"):
-        merge_to_folder(prepared, target, resume=True)
+        merge_to_folder(prepared, target, RunOptions(resume=True))
     # The same preparation serves again, from the beginning.
     progress = Noted()
-    merge_to_folder(prepared, target, overwrite=True, progress=progress)
+    merge_to_folder(prepared, target, RunOptions(overwrite=True, progress=progress))
     assert progress.announced["merging block after block"] == progress.done
     written = matsmerge.open_checkpoint(target)
     for name in written.specs:

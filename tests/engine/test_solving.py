@@ -18,7 +18,7 @@ import matsmerge
 from matsmerge import OutputError, RecipeError, SerialExecutor, StatisticsError
 from matsmerge.engine import output_folder, worker
 from matsmerge.engine.evidence import lowest_eigenvalue
-from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.recipes.recipe import make_recipe
@@ -81,7 +81,7 @@ def test_a_trajectory_is_several_models(folders: list[Path], tmp_path: Path) -> 
         }
     )
     trace = tmp_path / "trace.jsonl"
-    out = merge_to_folder(prepare(recipe), tmp_path / "out", trace=trace)
+    out = merge_to_folder(prepare(recipe), tmp_path / "out", RunOptions(trace=trace))
     steps = matsmerge.merge(folders[1:], folders[0], "mats", trajectory=[2, 5, 40]).trajectory
     assert sorted(p.name for p in out.iterdir()) == [
         ".gitignore", ".paths.json", "iteration-2", "iteration-40", "iteration-5", "merge.json",
@@ -475,7 +475,7 @@ def test_each_parameter_has_its_own_reports(folders: list[Path], tmp_path: Path)
 def test_arguments_that_are_not_lists() -> None:
     with pytest.raises(RecipeError, match="expected one for each model"):
         matsmerge.merge(MODELS[:1], BASE, "mats", statistics=make_statistics()[0])
-    with pytest.raises(RecipeError, match="expected a list"):
+    with pytest.raises(RecipeError, match="trajectory: .* valid list, found 5"):
         matsmerge.merge(MODELS, BASE, "mats", trajectory=5)
 
 
@@ -485,7 +485,7 @@ def test_a_trace_inside_the_output_is_refused(folders: list[Path], tmp_path: Pat
     )
     out = tmp_path / "out"
     with pytest.raises(matsmerge.OutputError, match="inside of the output"):
-        merge_to_folder(prepare(recipe), out, trace=out / "trace.jsonl")
+        merge_to_folder(prepare(recipe), out, RunOptions(trace=out / "trace.jsonl"))
 
 
 def test_statistics_inside_the_output_are_not_overwritten(

@@ -9,11 +9,11 @@ from matsmerge.errors import OutputError
 from matsmerge.files.output_place import check_file, is_vacant
 from matsmerge.lab.evaluation import results_folder
 from matsmerge.lab.reports.report_files import Outputs
-from matsmerge.lab.training import run_folder
+from matsmerge.lab.training.run_folder import RunFolder
 from matsmerge.statistics.collection_run import check_output
 
 CHECKS: list[tuple[str, Callable[[Path], None]]] = [
-    ("", lambda target: run_folder.check_target(target, {}, overwrite=False, resume=False)),
+    ("", lambda target: RunFolder(target).check()),
     ("", lambda target: results_folder.check_target(target, overwrite=False)),
     (".safetensors", lambda target: check_output(target, overwrite=False, resume=False)),
     (".html", lambda target: Outputs(page=target).check(overwrite=False)),

@@ -131,12 +131,14 @@ def test_output_dtype_and_shards(tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
 
-    from matsmerge.engine.merge_run import merge_to_folder
+    from matsmerge.engine.merge_run import RunOptions, merge_to_folder
     from matsmerge.engine.prepared_merge import prepare
     from matsmerge.recipes.recipe import make_recipe
 
     recipe = make_recipe({"models": list(map(str, paths)), "method": "average"})
-    sharded = merge_to_folder(prepare(recipe), tmp_path / "sharded", max_shard_bytes=6000)
+    sharded = merge_to_folder(
+        prepare(recipe), tmp_path / "sharded", RunOptions(max_shard_bytes=6000)
+    )
     assert len(list(sharded.glob("model-*-of-*.safetensors"))) > 3
     whole = matsmerge.merge(paths)
     loaded = AutoModelForCausalLM.from_pretrained(sharded).state_dict()

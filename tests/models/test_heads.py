@@ -25,7 +25,8 @@ from transformers import (
 from matsmerge.errors import DataError
 from matsmerge.models.heads import EncoderWithHead
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
-from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 CASES: dict[str, tuple[Any, Any, Any]] = {
     "sequence_classification": (BertModel, BertForSequenceClassification, bert_config),
@@ -69,7 +70,7 @@ def split(folder: Path, kind: str, num_labels: int = 5) -> tuple[Path, Path, Any
 @pytest.mark.parametrize("kind", CASES)
 def test_an_encoder_and_a_head_are_the_model(kind: str, tmp_path: Path) -> None:
     encoder, head, whole = split(tmp_path, kind)
-    loaded = load_model(encoder, task=kind, head=head)
+    loaded = load_model(encoder, TaskFile(task=kind), head=head)
     assert loaded.task.kind == kind
     assert loaded.head_names == {name: name for name in ("classifier.weight", "classifier.bias")}
     check_names(loaded, head)
@@ -88,7 +89,7 @@ def test_parameters_beside_the_classifier(tmp_path: Path) -> None:
         renamed = {name.replace("bert.", prefix): value for name, value in pooler.items()}
         save_file(load_file(head) | renamed, tmp_path / "more.safetensors")
         loaded = load_model(
-            encoder, task="sequence_classification", head=tmp_path / "more.safetensors"
+            encoder, TaskFile(task="sequence_classification"), head=tmp_path / "more.safetensors"
         )
         assert "bert.pooler.dense.weight" in loaded.head_names
         check_names(loaded, tmp_path / "more.safetensors")
@@ -117,19 +118,19 @@ def test_wrong_heads(tmp_path: Path) -> None:
     with pytest.raises(
         DataError, match="'score.weight' is no parameter of BertForSequenceClassification"
     ):
-        load_model(encoder, task="sequence_classification", head=wrong)
+        load_model(encoder, TaskFile(task="sequence_classification"), head=wrong)
     save_file(state | {"classifier.weight": torch.ones(5, 7)}, wrong)
     with pytest.raises(DataError, match=r"'classifier.weight' is \[5, 7\], .* expects \[5, 16\]"):
-        load_model(encoder, task="sequence_classification", head=wrong)
+        load_model(encoder, TaskFile(task="sequence_classification"), head=wrong)
     save_file({"classifier.bias": state["classifier.bias"]}, wrong)
     with pytest.raises(DataError, match=r"needs 'classifier.weight', which would be random"):
-        load_model(encoder, task="sequence_classification", head=wrong)
+        load_model(encoder, TaskFile(task="sequence_classification"), head=wrong)
 
 
 def test_rounding_is_noted(tmp_path: Path) -> None:
     encoder, head, _ = split(tmp_path, "sequence_classification")
     BertModel.from_pretrained(encoder).bfloat16().save_pretrained(encoder)
-    loaded = load_model(encoder, task="sequence_classification", head=head)
+    loaded = load_model(encoder, TaskFile(task="sequence_classification"), head=head)
     (note,) = loaded.notes
     assert "rounded to the model's bfloat16" in note
     save_file({"weight": torch.ones(3, 16)}, head)
@@ -187,7 +188,7 @@ def test_heads_on_the_hidden_state(source: str, tmp_path: Path) -> None:
     weight, bias = torch.randn(4, 16), torch.randn(4)
     head = tmp_path / "head.safetensors"
     save_file({"weight": weight, "bias": bias}, head)
-    loaded = load_model(folder, head=head, options=TaskOptions(labels=list("wxyz")))
+    loaded = load_model(folder, TaskFile(labels=list("wxyz")), head=head)
     batch = image_inputs(loaded, tmp_path)
     with torch.no_grad():
         pooled = clip.eval().vision_model(pixel_values=batch.inputs["pixel_values"]).pooler_output

@@ -21,6 +21,7 @@ from transformers import (
 from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
 from matsmerge.errors import CheckpointError, DataError
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
+from matsmerge.tasks.task_file import TaskFile
 
 IA3 = IA3Config(
     target_modules=["k_proj", "v_proj", "down_proj"],
@@ -131,7 +132,7 @@ def test_encoder_decoders(tmp_path: Path) -> None:
         target_modules=["k", "v", "wo"], feedforward_modules=["wo"], task_type="SEQ_2_SEQ_LM"
     )
     adapted = adapt(T5ForConditionalGeneration.from_pretrained(base), config, tmp_path / "adapter")
-    loaded = load_model(tmp_path / "adapter", task="multiple_choice")
+    loaded = load_model(tmp_path / "adapter", TaskFile(task="multiple_choice"))
     check(loaded, tmp_path / "adapter")
     row = {"input": "a b", "choices": ["c", "d e"], "label": 0}
     batch = loaded.task.collate([loaded.task.encode(row, 0)])
@@ -232,7 +233,7 @@ def test_adapters_that_do_not_fit(tmp_path: Path) -> None:
         load_model(tmp_path / "adapter")
     save_file(state, path)
     with pytest.raises(DataError, match="made for causal_lm, and cannot do seq2seq"):
-        load_model(tmp_path / "adapter", task="seq2seq")
+        load_model(tmp_path / "adapter", TaskFile(task="seq2seq"))
     (tmp_path / "adapter" / "model.safetensors").write_bytes(
         (base / "model.safetensors").read_bytes()
     )

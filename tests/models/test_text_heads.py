@@ -9,21 +9,20 @@ from transformers import BertModel, CLIPModel, ViTForImageClassification
 
 from matsmerge.errors import DataError
 from matsmerge.tasks.loaded_model import load_model
-from matsmerge.tasks.task import TaskOptions
 from matsmerge.tasks.task_file import TaskFile
 
 LABELS = ["a b", "c", "d e f"]
 
 
-def task(**more: object) -> TaskOptions:
+def task(**more: object) -> TaskFile:
     content = {"task": "image_classification", "labels": LABELS, "template": "g {label}"}
-    return TaskFile.model_validate(content | more).options()
+    return TaskFile.model_validate(content | more)
 
 
 def test_one_prompt_is_clips_own_score(tmp_path: Path) -> None:
     model = CLIPModel(clip_config()).double()
     folder = save(model, tmp_path / "clip", make_tokenizer())
-    loaded = load_model(folder, task="image_classification", options=task())
+    loaded = load_model(folder, task())
     pixels = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     tokens = make_tokenizer()([f"g {name}" for name in LABELS], padding=True, return_tensors="pt")
     expected = model(
@@ -37,10 +36,8 @@ def test_one_prompt_is_clips_own_score(tmp_path: Path) -> None:
 def test_several_prompts_are_averaged(tmp_path: Path) -> None:
     model = CLIPModel(clip_config()).double()
     folder = save(model, tmp_path / "clip", make_tokenizer())
-    options = task(template=["g {label}", "{label} h"])
-    head = load_model(folder, task="image_classification", options=options).model.get_submodule(
-        "head"
-    )
+    file = task(template=["g {label}", "{label} h"])
+    head = load_model(folder, file).model.get_submodule("head")
     rows = []
     for name in LABELS:
         parts = []
@@ -58,11 +55,11 @@ def test_what_is_refused(tmp_path: Path) -> None:
     clip = save(CLIPModel(clip_config()), tmp_path / "clip", make_tokenizer())
     vit = save(ViTForImageClassification(vit_config(num_labels=3)), tmp_path / "vit")
     bert = save(BertModel(bert_config()), tmp_path / "bert", make_tokenizer())
-    for folder, options, message in (
+    for folder, file, message in (
         (vit, task(), "has no text encoder beside its image encoder"),
         (bert, task(), "has no text encoder"),
         (clip, task(labels=None), "needs the classes' names in labels"),
         (clip, task(template="{name}"), "no column 'name', which the template names"),
     ):
         with pytest.raises(DataError, match=message):
-            load_model(folder, task="image_classification", options=options)
+            load_model(folder, file)

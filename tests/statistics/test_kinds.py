@@ -16,7 +16,6 @@ from matsmerge.statistics.kinds import KINDS, arrays_of, includes
 from matsmerge.statistics.kinds.statistic import (
     Arrays,
     GradientStatistic,
-    GradientSum,
     InputStatistic,
 )
 from matsmerge.statistics.kinds.tensor_sum import TensorStatistic, TensorSum
@@ -48,7 +47,7 @@ class MeanAbsoluteInput(TensorStatistic[LinearMap], InputStatistic):
         return "its inputs are indices" if target.layout == "embedding" else None
 
 
-class AbsoluteGradientSum(TensorSum, GradientSum):
+class AbsoluteGradientSum(TensorSum):
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:
         assert keep is None
         self.total += rows.abs().sum(0).view_as(self.total)

@@ -38,7 +38,8 @@ from matsmerge.statistics.prepared_collection import Choice, prepare
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Map, Origin, Statistics, in_memory
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
-from matsmerge.tasks.task import Encoded, Task, TaskOptions
+from matsmerge.tasks.task import Encoded, Task
+from matsmerge.tasks.task_file import TaskFile
 
 SENTENCES = ["a b c", "d", "e f g h", "b a", "c c d a e", "p o n m"]
 GRAM = make_options(statistics="gram")
@@ -119,8 +120,7 @@ def load(kind: Kind, folder: Path, seed: int = 0, **choice: Any) -> tuple[Loaded
     model = kind.make().double()
     save(model, folder / str(seed), make_tokenizer() if is_text else None, seed)
     data = write_rows(folder / "data.jsonl", kind.rows)
-    options = TaskOptions(need_targets=False)
-    loaded = load_model(folder / str(seed), task=kind.task, options=options)
+    loaded = load_model(folder / str(seed), TaskFile(task=kind.task), need_targets=False)
     return loaded, task_data(loaded, data, **choice)
 
 
@@ -334,9 +334,8 @@ class Plain(Task[Encoded]):
     required = ()
     files = ()
 
-    @classmethod
-    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "Plain":
-        return cls()
+    def __init__(self) -> None:
+        pass
 
     def encode(self, row: Any, number: int) -> Encoded:
         return Encoded(number, 1)

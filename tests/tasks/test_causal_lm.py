@@ -11,7 +11,8 @@ from matsmerge.data.template import Wording, Wordings
 from matsmerge.errors import DataError
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.prediction import IGNORED
-from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 
 def worded(text: str) -> Wordings:
@@ -22,7 +23,7 @@ def load(folder: Path, model: Any = None, **options: Any) -> LoadedModel:
     model = LlamaForCausalLM(llama_config()) if model is None else model
     tokenizer = make_tokenizer(end=False, bos_token="<s>", pad_token=None)
     save(model, folder, tokenizer)
-    return load_model(folder, options=TaskOptions(**options))
+    return load_model(folder, TaskFile(**options))
 
 
 @pytest.mark.parametrize("model", ["llama", "gpt2"])

@@ -21,7 +21,8 @@ from matsmerge.data.rows import read_data
 from matsmerge.errors import DataError
 from matsmerge.optional_import import import_optional
 from matsmerge.tasks.loaded_model import load_model
-from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 
 def random_image(seed: int, size: tuple[int, int] = (12, 10)) -> Image.Image:
@@ -139,7 +140,7 @@ def test_image_folders_and_datasets(vit: Path, tmp_path: Path) -> None:
     for n, name in enumerate(("cat", "dog", "owl")):
         (tmp_path / "images" / name).mkdir(parents=True)
         (tmp_path / "images" / name / "0.png").write_bytes(png(random_image(n)))
-    task = load_model(vit, options=TaskOptions(labels=["cat", "dog", "owl"])).task
+    task = load_model(vit, TaskFile(labels=["cat", "dog", "owl"])).task
     pixels = torch.stack([expected_pixels(random_image(n), 8) for n in range(3)])
     features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
     rows = [{"image": random_image(n), "label": n} for n in range(3)]
@@ -198,7 +199,7 @@ def test_damage_that_shows_late(vit: Path) -> None:
 
 
 def test_labels_need_not_be_there(vit: Path) -> None:
-    task = load_model(vit, options=TaskOptions(need_targets=False)).task
+    task = load_model(vit, need_targets=False).task
     batch = task.collate([task.encode({"image": random_image(0)}, 0)])
     assert batch.targets is None
     assert json.dumps(batch.examples) == "[0]"

@@ -10,7 +10,8 @@ from transformers import LlamaForCausalLM, T5ForConditionalGeneration
 
 from matsmerge.errors import DataError
 from matsmerge.tasks.loaded_model import load_model
-from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 ROWS: list[dict[str, Any]] = [
     {"input": "a b", "choices": ["c", "d e f"], "label": 1},
@@ -41,8 +42,8 @@ def score(model: Any, tokenizer: Any, text: str, choice: str, mean: bool) -> tor
 def test_scores(name: str, length_normalize: bool, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(begin=False)
     folder = save(MODELS[name](), tmp_path / "m", tokenizer)
-    options = TaskOptions(length_normalize=length_normalize)
-    loaded = load_model(folder, task="multiple_choice", options=options)
+    file = TaskFile(task="multiple_choice", length_normalize=length_normalize)
+    loaded = load_model(folder, file)
     examples = encode_all(loaded.task, write_rows(tmp_path / "d.jsonl", ROWS))
     batch = loaded.task.collate(examples).to("cpu")
     assert batch.starts == [0, 2, 5]
@@ -67,24 +68,24 @@ def test_scores(name: str, length_normalize: bool, tmp_path: Path) -> None:
     [
         ({"choices": ["c"]}, "'choices': expected at least two, found 1"),
         ({"choices": "c d"}, "'choices': expected a list"),
-        ({"label": 2}, "label 2 is out of range; there are 2 choices"),
-        ({"label": "x"}, "label 'x' is none of the choices; there is c, d e f"),
-        ({"label": 0.5}, "or a choice, found float 0.5"),
+        ({"label": 2}, "label 2 is out of range; expected a choice from 0 to 1"),
+        ({"label": "x"}, "label 'x' is no choice; there is c, d e f"),
+        ({"label": 0.5}, "or the name of a choice, found float 0.5"),
         ({"choices": ["c", "c"], "label": "c"}, "label 'c' is several choices"),
     ],
 )
 def test_wrong_rows(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save(MODELS["t5"](), tmp_path / "m", make_tokenizer(begin=False))
-    task = load_model(folder, task="multiple_choice").task
+    task = load_model(folder, TaskFile(task="multiple_choice")).task
     with pytest.raises(DataError, match=message):
         task.encode(ROWS[0] | change, 0)
 
 
 def test_labels_by_number_in_text_and_without(tmp_path: Path) -> None:
     folder = save(MODELS["llama"](), tmp_path / "m", make_tokenizer(begin=False))
-    task = load_model(folder, task="multiple_choice").task
+    task = load_model(folder, TaskFile(task="multiple_choice")).task
     assert task.encode(ROWS[0] | {"label": "1"}, 0).label == 1
     assert task.encode(ROWS[0] | {"choices": ["1", "0"], "label": "1"}, 0).label == 0
-    task = load_model(folder, task="multiple_choice", options=TaskOptions(need_targets=False)).task
+    task = load_model(folder, TaskFile(task="multiple_choice"), need_targets=False).task
     batch = task.collate([task.encode({"input": "a", "choices": ["b", "c"]}, 0)]).to("cpu")
     assert batch.targets is None

@@ -8,7 +8,8 @@ from transformers import BertForSequenceClassification, GPT2ForSequenceClassific
 
 from matsmerge.errors import DataError
 from matsmerge.tasks.loaded_model import load_model
-from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 ROWS = [{"text": "a b c d", "label": 0}, {"text": "e", "label": 2}, {"text": "f g", "label": 1}]
 
@@ -46,7 +47,7 @@ def test_decoders_classify_padded_batches(tmp_path: Path) -> None:
 
 def test_labels_are_not_looked_at_where_not_needed(tmp_path: Path) -> None:
     folder = save(BertForSequenceClassification(bert_config()), tmp_path / "m", make_tokenizer())
-    loaded = load_model(folder, options=TaskOptions(need_targets=False))
+    loaded = load_model(folder, need_targets=False)
     data = write_rows(tmp_path / "d.jsonl", [{"text": "a", "label": -1}, {"text": "b", "label": 9}])
     batch = loaded.task.collate(encode_all(loaded.task, data)).to("cpu")
     assert batch.targets is None
@@ -57,7 +58,7 @@ def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:
     folder = save(BertForSequenceClassification(bert_config()), tmp_path / "m", make_tokenizer())
     rows = [{"text": "a " * n, "label": 0} for n in (1, 6, 7, 100)]
     data = write_rows(tmp_path / "d.jsonl", rows)
-    loaded = load_model(folder, options=TaskOptions(max_length=8))
+    loaded = load_model(folder, TaskFile(max_length=8))
     lengths = [example.length for example in encode_all(loaded.task, data)]
     assert lengths == [3, 8, 8, 8]
     encode_all(loaded.task, data)
@@ -65,7 +66,7 @@ def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:
     unlimited = load_model(folder).task
     assert max(example.length for example in encode_all(unlimited, data)) == 32
     with pytest.raises(DataError, match="max_length from 1 to 32, .* found 33"):
-        load_model(folder, options=TaskOptions(max_length=33))
+        load_model(folder, TaskFile(max_length=33))
     bare = save(
         BertForSequenceClassification(bert_config()),
         tmp_path / "b",

@@ -12,7 +12,8 @@ from matsmerge.data.labels import Labels
 from matsmerge.data.template import Template, Wording, Wordings
 from matsmerge.errors import DataError
 from matsmerge.tasks.loaded_model import load_model
-from matsmerge.tasks.task import Task, TaskOptions, encode_all
+from matsmerge.tasks.task import Task, encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 
 def worded(text: str) -> Wordings:
@@ -29,8 +30,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def task(folder: Path, **options: Any) -> Task[Any]:
-    return load_model(folder, options=TaskOptions(**options)).task
+def task(folder: Path, need_targets: bool = True, **options: Any) -> Task[Any]:
+    return load_model(folder, TaskFile(**options), need_targets=need_targets).task
 
 
 def test_columns_are_mapped(folder: Path, tmp_path: Path) -> None:
@@ -72,7 +73,9 @@ def test_all_problems_of_all_rows(folder: Path, tmp_path: Path) -> None:
     problems = caught.value.problems
     assert problems[0].endswith("d.jsonl: row 2: 'text': expected text, found null")
     assert problems[1].endswith("row 3: 'label': there is none in this row")
-    assert problems[2].endswith("row 4: label 3 is out of range; the model has 3 classes, 0 to 2")
+    assert problems[2].endswith(
+        "row 4: label 3 is out of range; expected a class of the model from 0 to 2"
+    )
     assert len(problems) == 11
     assert problems[-1] == "and 4 more"
 
@@ -107,11 +110,11 @@ def test_labels(value: Any, number: int) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (3, "label 3 is out of range; the model has 3 classes"),
+        (3, "label 3 is out of range; expected a class of the model from 0 to 2"),
         (-1, "label -1 is out of range"),
         ("-1", "label -1 is out of range"),
         ("god", "label 'god' is no class of the model; did you mean 'good'"),
-        (1.0, "expected a label from 0 to 2 or a name, found float 1.0"),
+        (1.0, "expected a label from 0 to 2 or the name of a class of the model, found float 1.0"),
         (None, "found null"),
     ],
 )

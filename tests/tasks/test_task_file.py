@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from matsmerge.errors import DataError
+from matsmerge.recipes.model_data import ModelData
 from matsmerge.tasks.task import TaskOptions
-from matsmerge.tasks.task_file import TaskFile, parse_columns, read_task_file
+from matsmerge.tasks.task_file import TaskFile, read_task_file
 
 FULL = """
 task: multiple_choice
@@ -87,14 +88,14 @@ def test_unreadable(tmp_path: Path) -> None:
         read_task_file(tmp_path / "x.yaml")
 
 
-def test_columns() -> None:
-    assert parse_columns("text=sentence, label = gold") == {"text": "sentence", "label": "gold"}
-    for text, message in (
-        ("text", "expected names as in text=sentence,label=gold, found 'text'"),
-        ("text=", "found 'text='"),
-        ("=x", "found '=x'"),
-        ("", "found ''"),
-        ("a=b,a=c", "'a' is given twice"),
-    ):
-        with pytest.raises(DataError, match=message):
-            parse_columns(text)
+def test_a_recipe_may_add_choices_to_the_template_of_a_file(tmp_path: Path) -> None:
+    path = write(tmp_path, 'task: multiple_choice\ntemplate: "{q}?"\n')
+    given = ModelData.model_validate({"path": str(path), "choices": ["yes", "no"]})
+    wordings = given.task_file.wordings
+    assert wordings is not None
+    filled = wordings.fill({"q": "a"}, 0, "input")
+    assert filled == {"input": "a?", "choices": ["yes", "no"]}
+    with pytest.raises(DataError, match="choices go with a template"):
+        read_task_file(write(tmp_path, "choices: [a, b]"))
+    with pytest.raises(DataError, match=r"task.yaml: .*template '\{': "):
+        read_task_file(write(tmp_path, 'template: "{"'))

@@ -10,7 +10,6 @@ import pytest
 import torch
 import transformers
 from tiny_models import bert_config, make_tokenizer, save, write_rows
-from torch import nn
 from torch.nn.functional import cross_entropy
 
 from matsmerge.data.row_values import text_of
@@ -21,9 +20,10 @@ from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.kinds import TASKS, kind_of_model
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.prediction import IGNORED
-from matsmerge.tasks.task import Encoded, Task, TaskOptions, encode_all
+from matsmerge.tasks.task import Encoded, encode_all
 from matsmerge.tasks.task_file import TaskFile
-from matsmerge.tasks.text_encoder import TOKENIZER_FILES, Ids, TextEncoder, pad_ids
+from matsmerge.tasks.text_encoder import Ids, pad_ids
+from matsmerge.tasks.text_task import TextTask
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class EncodedMask(Encoded):
     targets: list[int]
 
 
-class MaskedLM(Task[EncodedMask]):
+class MaskedLM(TextTask[EncodedMask]):
     """Columns `text`, in which ? stands for a hidden word, and `word`."""
 
     kind = "masked_lm"
@@ -40,15 +40,7 @@ class MaskedLM(Task[EncodedMask]):
     architectures = ("ForMaskedLM",)
     required = ("text", "word")
     prompt = "text"
-    files = TOKENIZER_FILES
     metrics = ("accuracy", "loss")
-
-    def __init__(self, encoder: TextEncoder, options: TaskOptions) -> None:
-        self.encoder, self.options = encoder, options
-
-    @classmethod
-    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "MaskedLM":
-        return cls(TextEncoder.for_model(model, folder, options.max_length), options)
 
     def encode(self, row: Mapping[str, Any], number: int) -> EncodedMask:
         features = self.encoder.encode(number, text_of(row, "text"))
@@ -61,10 +53,8 @@ class MaskedLM(Task[EncodedMask]):
         )
 
     def collate(self, examples: Sequence[EncodedMask]) -> Batch:
-        inputs = self.encoder.pad([e.features for e in examples])
         targets = pad_ids([e.targets for e in examples], IGNORED)
-        real = inputs["attention_mask"].bool()
-        return Batch(inputs, [e.number for e in examples], targets, [real])
+        return self.pad(examples, [e.features for e in examples], targets)
 
 
 @pytest.fixture

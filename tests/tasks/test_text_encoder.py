@@ -1,11 +1,10 @@
 """A tokenizer that breaks down is an error of its files, not of the program."""
 
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from matsmerge.errors import DataError
 from matsmerge.tasks.text_encoder import TextEncoder, load_tokenizer
@@ -40,8 +39,7 @@ def test_panics_while_encoding() -> None:
 
 def test_panics_while_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
-    library = SimpleNamespace(AutoTokenizer=SimpleNamespace(from_pretrained=Panicking()))
-    monkeypatch.setitem(sys.modules, "transformers", library)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", Panicking())
     with pytest.raises(DataError, match=r"damaged.*unwrap"):
         load_tokenizer(tmp_path)
 

@@ -10,7 +10,8 @@ from transformers import BertForTokenClassification
 from matsmerge.errors import DataError
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.prediction import IGNORED
-from matsmerge.tasks.task import TaskOptions, encode_all
+from matsmerge.tasks.task import encode_all
+from matsmerge.tasks.task_file import TaskFile
 
 ROWS: list[dict[str, Any]] = [
     {"tokens": ["a", "b+c+d", "e"], "labels": [0, "LABEL_2", 1]},
@@ -24,8 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(model, tmp_path_factory.mktemp("bert"), make_tokenizer())
 
 
-def load(folder: Path, **options: Any) -> LoadedModel:
-    return load_model(folder, options=TaskOptions(**options))
+def load(folder: Path, need_targets: bool = True, **options: Any) -> LoadedModel:
+    return load_model(folder, TaskFile(**options), need_targets=need_targets)
 
 
 def test_first_tokens_of_words_are_predicted(folder: Path, tmp_path: Path) -> None:
@@ -60,7 +61,10 @@ def test_labels_are_used_where_there_are_any(folder: Path, tmp_path: Path) -> No
         ({"tokens": "a b", "labels": [0, 1]}, "'tokens': expected a list, found str 'a b'"),
         ({"tokens": ["a", 1], "labels": [0, 1]}, "list of texts, found int 1 at position 2"),
         ({"tokens": [], "labels": []}, "the list is empty"),
-        ({"tokens": ["a"], "labels": [3]}, "label 3 is out of range; the model has 3 classes"),
+        (
+            {"tokens": ["a"], "labels": [3]},
+            "label 3 is out of range; expected a class of the model from 0 to 2",
+        ),
         ({"tokens": ["a"], "labels": [-100]}, "no word has both a token and a label"),
         ({"tokens": "[1", "labels": [0]}, "'tokens': expected a list: not valid JSON"),
     ],

@@ -1,16 +1,16 @@
 """A base with an adapter folded in, as a checkpoint: rows are computed as they are read."""
 
 import re
-import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from matsmerge.adapters.adapter import Adapter, Change
+from matsmerge.adapters.adapter import Adapter
 from matsmerge.adapters.adapter_folder import Fitted, fit
+from matsmerge.adapters.recent_value import RecentValue
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import read_json
 from matsmerge.errors import CheckpointError
@@ -44,7 +44,7 @@ class AdaptedCheckpoint(Checkpoint):
             specs[name] = TensorSpec(dtype, spec.shape)
         self.specs = specs
         self.aliases = base.aliases
-        self._recent = _Recent()
+        self._recent: RecentValue[_Tensors] = RecentValue()
 
     @property
     def origin(self) -> Checkpoint:
@@ -82,88 +82,71 @@ class AdaptedCheckpoint(Checkpoint):
             return self.adapter.checkpoint.read(tensor, start, stop)
         return self.base.read(name, start, stop)
 
+    def _num_columns(self, name: str) -> int:
+        return self.specs[name].num_elements // self.specs[name].shape[0]
+
     def _read_changed(self, name: str, start: int, stop: int) -> Tensor:
-        shape = self.specs[name].shape
-        num_columns = self.specs[name].num_elements // shape[0]
+        num_columns = self._num_columns(name)
         first, last = start // num_columns, -(-stop // num_columns)
-        weight = self._tensors(name)
-        rows = self._added(name, weight, first, last)
-        if weight.factors is not None:
-            factors = weight.factors
-            rows *= factors[first:last, None] if weight.along == 0 else factors
+        tensors = self._recent.get(name, self._tensors)
+        rows = self._added(name, tensors, first, last)
+        if tensors.factors is not None:
+            along_rows = self.fitted.changes[name].along == 0
+            rows *= tensors.factors[first:last, None] if along_rows else tensors.factors
         return rows.view(-1)[start - first * num_columns : stop - first * num_columns]
 
-    def _added(self, name: str, weight: "_Tensors", first: int, last: int) -> Tensor:
+    def _added(self, name: str, tensors: "_Tensors", first: int, last: int) -> Tensor:
         """Rows of W + s B A."""
-        num_columns = self.specs[name].num_elements // self.specs[name].shape[0]
+        num_columns = self._num_columns(name)
         rows = self._read_source(name, first * num_columns, last * num_columns)
-        rows = rows.to(weight.dtype).view(last - first, num_columns)
-        if weight.left is not None:
-            assert weight.right is not None
-            rows = torch.addmm(rows, weight.left[first:last], weight.right)
+        rows = rows.to(tensors.dtype).view(last - first, num_columns)
+        if tensors.product is not None:
+            left, right = tensors.product
+            rows = torch.addmm(rows, left[first:last], right)
         return rows
 
     def _tensors(self, name: str) -> "_Tensors":
-        """What the change of a tensor is made of, held until another tensor is asked for."""
-        if self._recent.name != name:
-            change = self.fitted.changes[name]
-            tensors = _Tensors(self.adapter, change, self.read_dtype(name))
-            if change.factors is not None:
-                self._set_factors(name, tensors, change)
-            self._recent.name, self._recent.tensors = name, tensors
-        assert self._recent.tensors is not None
-        return self._recent.tensors
+        change, adapter = self.fitted.changes[name], self.adapter
+        tensors = _Tensors(self.read_dtype(name))
+        if change.low_rank is not None:
+            b, a = adapter.kind.factors(adapter.checkpoint, change.low_rank, tensors.dtype)
+            is_turned = change.is_transposed
+            tensors.product = (a.mT.contiguous(), b.mT.contiguous()) if is_turned else (b, a)
+        elif change.added is not None:
+            added = adapter.checkpoint[change.added].to(tensors.dtype)
+            left = added[:, None] * change.added_scaling
+            tensors.product = left, torch.ones(1, 1, dtype=tensors.dtype)
+        if change.factors is not None:
+            factors = adapter.checkpoint[change.factors].flatten().to(tensors.dtype)
+            if change.is_normalized:
+                factors /= self._norms(name, tensors, torch.zeros_like(factors))
+            if change.along == 1 and len(self.specs[name].shape) > 2:
+                # Each is that of a whole kernel.
+                factors = factors.repeat_interleave(self._num_columns(name) // len(factors))
+            tensors.factors = factors
+        return tensors
 
-    def _set_factors(self, name: str, tensors: "_Tensors", change: Change) -> None:
-        assert change.factors is not None
-        factors = self.adapter.checkpoint[change.factors].flatten().to(tensors.dtype)
-        shape = self.specs[name].shape
-        num_columns = self.specs[name].num_elements // shape[0]
-        if change.is_normalized:
-            squares = torch.zeros_like(factors)
-            step = max(1, _NORM_ELEMENTS // num_columns)
-            for first in range(0, shape[0], step):
-                last = min(first + step, shape[0])
-                square = self._added(name, tensors, first, last).square()
-                if change.along == 0:
-                    squares[first:last] = square.sum(1)
-                else:
-                    squares += square.sum(0)
-            factors /= squares.sqrt()
-        if change.along == 1 and len(shape) > 2:
-            factors = factors.repeat_interleave(num_columns // len(factors))  # over the kernel
-        tensors.factors = factors
-        tensors.along = change.along
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_recent"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _recent=_Recent())
+    def _norms(self, name: str, tensors: "_Tensors", squares: Tensor) -> Tensor:
+        """The norms of the rows, or columns, of W + s B A."""
+        num_rows = self.specs[name].shape[0]
+        step = max(1, _NORM_ELEMENTS // self._num_columns(name))
+        for first in range(0, num_rows, step):
+            last = min(first + step, num_rows)
+            square = self._added(name, tensors, first, last).square()
+            if self.fitted.changes[name].along == 0:
+                squares[first:last] = square.sum(1)
+            else:
+                squares += square.sum(0)
+        return squares.sqrt()
 
 
+@dataclass
 class _Tensors:
     """An adapter's tensors for one weight as it is stored: W + left @ right, times factors."""
 
-    def __init__(self, adapter: Adapter, change: Change, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.left: Tensor | None = None
-        self.right: Tensor | None = None
-        self.factors: Tensor | None = None
-        self.along = 0
-        if change.low_rank is not None:
-            b, a = adapter.kind.factors(adapter.checkpoint, change.low_rank, dtype)
-            is_turned = change.is_transposed
-            self.left = a.mT.contiguous() if is_turned else b
-            self.right = b.mT.contiguous() if is_turned else a
-        elif change.added is not None:
-            self.left = adapter.checkpoint[change.added].to(dtype)[:, None] * change.added_scaling
-            self.right = torch.ones(1, 1, dtype=dtype)
-
-
-class _Recent(threading.local):
-    name: str | None = None
-    tensors: _Tensors | None = None
+    dtype: torch.dtype
+    product: tuple[Tensor, Tensor] | None = None
+    factors: Tensor | None = None
 
 
 def check_ties(adapted: AdaptedCheckpoint) -> None:
@@ -178,15 +161,12 @@ def check_ties(adapted: AdaptedCheckpoint) -> None:
     ]
     if by_config:
         apart += [n for n in fitted.values if n not in base.specs and n.endswith(_OUTPUTS)]
-    if apart:
-        raise CheckpointError(
-            [
-                f"{adapted.label}: changes '{name}', and {base.label} has its embedding and its "
-                "output layer as one (tied weights). No full model can have both; merge adapters "
-                "that leave them alone, or write an adapter"
-                for name in sorted(apart)
-            ]
-        )
+    CheckpointError.raise_all(
+        f"{adapted.label}: changes '{name}', and {base.label} has its embedding and its output "
+        "layer as one (tied weights). No full model can have both; merge adapters that leave them "
+        "alone, or write an adapter"
+        for name in sorted(apart)
+    )
 
 
 def weights_of_another_base(adapted: AdaptedCheckpoint) -> list[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,19 @@ PREFIX = "base_model.model."  # what PEFT puts in front of the names of the mode
 _HEADS = ("classifier", "score", "qa_outputs", "classification_head")
 
 Modules = list[str] | str  # names, or a regular expression
+V = TypeVar("V", list[str] | str, dict[str, Any])
+
+
+def regular_expressions(value: V) -> V:
+    """Refuse a regular expression, or keys that should be such, that is none."""
+    if isinstance(value, list):  # of names
+        return value
+    for pattern in [value] if isinstance(value, str) else value:
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"'{pattern}' is not a regular expression ({error})") from error
+    return value
 
 
 @dataclass(frozen=True)
@@ -88,10 +101,6 @@ class AdapterKind(ABC):
 
     def config_problems(self, content: Mapping[str, Any]) -> Iterator[str]:  # noqa: ARG002
         """What a configuration asks for that cannot be done; types are not checked yet."""
-        yield from ()
-
-    def typed_problems(self, content: Any) -> Iterator[str]:  # noqa: ARG002
-        """What is wrong with a configuration whose types are right."""
         yield from ()
 
     def tensor_problems(self, adapter: "Adapter") -> Iterator[str]:  # noqa: ARG002
@@ -185,15 +194,6 @@ class Adapter:
 def is_head(parameter: str) -> bool:
     """Does a parameter's name say that it is of a task's head?"""
     return any(part in _HEADS for part in parameter.split("."))
-
-
-def bad_regexes(key: str, patterns: Any) -> Iterator[str]:
-    """Patterns of a configuration that are none."""
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            yield f"{key}: '{pattern}' is not a regular expression ({error})"
 
 
 def check_length(

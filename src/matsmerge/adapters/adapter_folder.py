@@ -16,10 +16,9 @@ from matsmerge.checkpoints.companions import read_json
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import parse_as
+from matsmerge.problems import noted, reworded, shortened
 
 ADAPTER_KINDS: dict[str, AdapterKind] = {kind.name: kind for kind in (Lora(), IA3())}
-
-_MAX_LISTED = 5
 
 
 def is_adapter(folder: Path | None) -> bool:
@@ -47,13 +46,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
             "it into its base (peft: merge_and_unload) and give the full model instead"
         )
     problems = [f"{path}: {problem}" for problem in kind.config_problems(content)]
-    try:
-        typed = parse_as(content, kind.content, str(path), CheckpointError)
-        problems += [f"{path}: {problem}" for problem in kind.typed_problems(typed)]
-    except CheckpointError as error:
-        problems = error.problems + problems
-    if problems:
-        raise CheckpointError(problems)
+    with noted(problems, CheckpointError):
+        parse_as(content, kind.content, str(path), CheckpointError)
+    CheckpointError.raise_all(problems)
     return AdapterConfig(path, kind, content)
 
 
@@ -88,8 +83,7 @@ def make_adapter(checkpoint: Checkpoint, config: AdapterConfig) -> Adapter:
     problems += config.kind.tensor_problems(adapter)
     if not modules and not problems:
         problems.append(f"holds no tensors of the type {config.kind.peft_type}")
-    if problems:
-        raise CheckpointError(_shortened([f"{checkpoint.label}: {p}" for p in problems]))
+    CheckpointError.raise_all(shortened([f"{checkpoint.label}: {p}" for p in problems]))
     return adapter
 
 
@@ -104,10 +98,8 @@ def open_base(adapter: Adapter) -> Checkpoint:
         raise CheckpointError(
             f"{path}: does not name its base in 'base_model_name_or_path'; give it with --base"
         )
-    try:
+    with reworded(before=f"{path}: its base: "):
         base = open_checkpoint(name)
-    except CheckpointError as error:
-        raise CheckpointError([f"{path}: its base: {p}" for p in error.problems]) from error
     if base.folder is None:
         raise CheckpointError(f"{path}: its base '{name}' is not a model's folder")
     return base
@@ -152,14 +144,8 @@ def fit(adapter: Adapter, base: Checkpoint, names: Mapping[str, str] | None = No
             modules[name] = module
         except ValueError as error:
             problems.append(f"does not fit {base.label}: {error}")
-    if problems:
-        raise CheckpointError(
-            _shortened([f"{adapter.label}: {p}; was it made for another base?" for p in problems])
-        )
+    CheckpointError.raise_all(
+        shortened([f"{adapter.label}: {p}; was it made for another base?" for p in problems])
+    )
     values = {name: adapter.values[own] for name, own in parameters.items()}
     return Fitted(changes, values, modules, parameters)
-
-
-def _shortened(problems: list[str]) -> list[str]:
-    more = len(problems) - _MAX_LISTED
-    return problems if more <= 0 else [*problems[:_MAX_LISTED], f"and {more} more like these"]

@@ -5,9 +5,10 @@ Learning", 2022.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any
 
+from pydantic import AfterValidator
 from torch import nn
 
 from matsmerge.adapters.adapter import (
@@ -17,9 +18,9 @@ from matsmerge.adapters.adapter import (
     AdapterKind,
     Change,
     Modules,
-    bad_regexes,
     check_length,
     named_targets,
+    regular_expressions,
 )
 from matsmerge.checkpoints.checkpoint import Checkpoint
 
@@ -27,7 +28,7 @@ from matsmerge.checkpoints.checkpoint import Checkpoint
 class IA3Content(AdapterContent):
     """(IA)^3's own part of an adapter_config.json."""
 
-    feedforward_modules: Modules | None = None
+    feedforward_modules: Annotated[Modules, AfterValidator(regular_expressions)] | None = None
 
 
 class IA3(AdapterKind):
@@ -41,10 +42,6 @@ class IA3(AdapterKind):
     is_folded = False
     options = ("feedforward_modules",)
     learning_rate = 5e-3
-
-    def typed_problems(self, content: IA3Content) -> Iterator[str]:
-        if isinstance(content.feedforward_modules, str):
-            yield from bad_regexes("feedforward_modules", [content.feedforward_modules])
 
     def changes(
         self, adapter: Adapter, module: str, weight: str, base: Checkpoint

@@ -8,18 +8,19 @@ methods that look at single entries, such as TIES and DARE, are applied to X_1, 
 entries mean the same in every model, and U X is the merged change.
 """
 
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from matsmerge.adapters.adapter import Adapter
-from matsmerge.adapters.lora import LoraLayer, scaling_of, tensors_of
+from matsmerge.adapters.lora import LoraLayer, low_rank_of, rank_of, tensors_of
+from matsmerge.adapters.recent_value import RecentValue
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.errors import AlignmentError
 from matsmerge.linalg.low_rank import shared_outputs
+
+_Coordinates = tuple[Tensor, list[Tensor | None]]  # U, and each model's X
 
 
 class JointSpace:
@@ -27,7 +28,7 @@ class JointSpace:
 
     def __init__(self, adapters: Sequence[Adapter]) -> None:
         self.adapters = tuple(adapters)
-        self._recent = _Recent()
+        self._recent: RecentValue[_Coordinates] = RecentValue()
         self._shapes: dict[str, tuple[int, ...]] = {}
         problems = []
         for adapter in adapters:
@@ -39,8 +40,7 @@ class JointSpace:
                         f"{adapter.label}: '{module}' is of the shape {list(shape)}, "
                         f"{adapters[0].label} has {list(self._shapes[module])}"
                     )
-        if problems:
-            raise AlignmentError(problems)
+        AlignmentError.raise_all(problems)
 
     @property
     def modules(self) -> list[str]:
@@ -48,8 +48,7 @@ class JointSpace:
 
     def num_ranks(self, module: str) -> int:
         """The sum of the adapters' ranks."""
-        having = [a for a in self.adapters if module in a.modules]
-        return sum(a.checkpoint.specs[tensors_of(a, module)[0]].shape[0] for a in having)
+        return sum(rank_of(a.config, module) for a in self.adapters if module in a.modules)
 
     def num_outputs(self, module: str) -> int:
         """The dimension of the space: the sum of the ranks, or the layer's outputs if fewer."""
@@ -66,43 +65,26 @@ class JointSpace:
 
     def factors(self, module: str) -> list[tuple[Tensor, Tensor] | None]:
         """Each adapter's B, scaled, and A; None where it leaves the module alone."""
-        found: list[tuple[Tensor, Tensor] | None] = []
-        for adapter in self.adapters:
-            if module not in adapter.modules:
-                found.append(None)
-                continue
-            a, b = (adapter.checkpoint[n].double().flatten(1) for n in tensors_of(adapter, module))
-            found.append((b * scaling_of(adapter.config, module), a))
-        return found
+        return [
+            a.kind.factors(a.checkpoint, low_rank_of(a, module), torch.float64)
+            if module in a.modules
+            else None
+            for a in self.adapters
+        ]
 
     def basis(self, module: str) -> Tensor:
         """U, (out, dimension of the space)."""
-        return self._all(module)[0]
+        return self._recent.get(module, self._find)[0]
 
     def coordinates(self, module: str, model: int) -> Tensor | None:
         """X_m, or None where it is zero."""
-        return self._all(module)[1][model]
+        return self._recent.get(module, self._find)[1][model]
 
-    def _all(self, module: str) -> tuple[Tensor, list[Tensor | None]]:
-        if self._recent.module != module:
-            factors = self.factors(module)
-            present = [f for f in factors if f is not None]
-            basis = shared_outputs([b for b, _ in present], [a for _, a in present])
-            coordinates = [None if f is None else basis.mT @ f[0] @ f[1] for f in factors]
-            self._recent.module, self._recent.values = module, (basis, coordinates)
-        assert self._recent.values is not None
-        return self._recent.values
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_recent"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _recent=_Recent())
-
-
-class _Recent(threading.local):
-    module: str | None = None
-    values: tuple[Tensor, list[Tensor | None]] | None = None
+    def _find(self, module: str) -> _Coordinates:
+        factors = self.factors(module)
+        present = [f for f in factors if f is not None]
+        basis = shared_outputs([b for b, _ in present], [a for _, a in present])
+        return basis, [None if f is None else basis.mT @ f[0] @ f[1] for f in factors]
 
 
 class JointCheckpoint(Checkpoint):

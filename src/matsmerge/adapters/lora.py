@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from torch import Tensor, nn
 
 from matsmerge.adapters.adapter import (
@@ -24,9 +24,9 @@ from matsmerge.adapters.adapter import (
     AdapterKind,
     Change,
     LowRank,
-    bad_regexes,
     check_length,
     named_targets,
+    regular_expressions,
 )
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 
@@ -72,10 +72,10 @@ class LoraContent(AdapterContent):
     use_dora: bool | None = None
     use_rslora: bool | None = None
     bias: str | None = None
-    r: Rank | None = None
-    lora_alpha: Factor | None = None
-    rank_pattern: dict[str, Rank] | None = None
-    alpha_pattern: dict[str, Factor] | None = None
+    r: Rank
+    lora_alpha: Factor
+    rank_pattern: Annotated[dict[str, Rank], AfterValidator(regular_expressions)] | None = None
+    alpha_pattern: Annotated[dict[str, Factor], AfterValidator(regular_expressions)] | None = None
 
 
 class Lora(AdapterKind):
@@ -106,13 +106,6 @@ class Lora(AdapterKind):
                     "give the full model instead"
                 )
 
-    def typed_problems(self, content: LoraContent) -> Iterator[str]:
-        for key in ("r", "lora_alpha"):
-            if getattr(content, key) is None:
-                yield f"{key} is missing, expected a positive number"
-        for key in ("rank_pattern", "alpha_pattern"):
-            yield from bad_regexes(key, getattr(content, key) or {})
-
     def tensor_problems(self, adapter: Adapter) -> Iterator[str]:
         specs, config = adapter.checkpoint.specs, adapter.config
         for module, parts in adapter.modules.items():
@@ -133,10 +126,9 @@ class Lora(AdapterKind):
         self, adapter: Adapter, module: str, weight: str, base: Checkpoint
     ) -> dict[str, Change]:
         parts, specs = adapter.modules[module], adapter.checkpoint.specs
-        scaling = scaling_of(adapter.config, module)
-        a, b = tensors_of(adapter, module)
+        low_rank = low_rank_of(adapter, module)
         shape = base.specs[weight].shape
-        change = _flat_shape(specs[b])[0], _flat_shape(specs[a])[1]
+        change = _flat_shape(specs[low_rank.b])[0], _flat_shape(specs[low_rank.a])[1]
         stored = _flat_shape(base.specs[weight])
         is_transposed = stored == change[::-1] and len(shape) == 2
         if stored == change and is_transposed:
@@ -145,7 +137,7 @@ class Lora(AdapterKind):
             raise ValueError(f"'{weight}' is {list(shape)}, its change is {list(change)}")
         found = {
             weight: Change(
-                LowRank(a, b, rank_of(adapter.config, module), scaling),
+                low_rank,
                 factors=parts.get("magnitude_vector"),
                 is_normalized="magnitude_vector" in parts,
                 along=int(is_transposed),
@@ -154,7 +146,7 @@ class Lora(AdapterKind):
         }
         if "B.bias" in parts:
             bias = f"{weight.removesuffix('weight')}bias"
-            found[bias] = Change(added=parts["B.bias"], added_scaling=scaling)
+            found[bias] = Change(added=parts["B.bias"], added_scaling=low_rank.scaling)
             check_length(parts["B.bias"], bias, 0, adapter.checkpoint, base)
         return found
 
@@ -194,6 +186,12 @@ def tensors_of(adapter: Adapter, module: str) -> tuple[str, str]:
     return parts.get("A") or parts["embedding_A"], parts.get("B") or parts["embedding_B"]
 
 
+def low_rank_of(adapter: Adapter, module: str) -> LowRank:
+    """The change of a module's weight."""
+    rank, scaling = rank_of(adapter.config, module), scaling_of(adapter.config, module)
+    return LowRank(*tensors_of(adapter, module), rank, scaling)
+
+
 def _flat_shape(spec: TensorSpec) -> tuple[int, int]:
     """Rows and columns: a convolution's filters as rows."""
     return spec.shape[0], spec.num_elements // max(1, spec.shape[0])
@@ -218,9 +216,9 @@ class LoraLayer:
     @property
     def names(self) -> tuple[str, str]:
         """Of A and B, as PEFT saves them."""
-        if self.is_embedding:
-            return tuple(f"{PREFIX}{self.module}.lora_embedding_{x}" for x in "AB")  # type: ignore[return-value]
-        return tuple(f"{PREFIX}{self.module}.lora_{x}.weight" for x in "AB")  # type: ignore[return-value]
+        before, after = ("lora_embedding_", "") if self.is_embedding else ("lora_", ".weight")
+        stem = f"{PREFIX}{self.module}.{before}"
+        return f"{stem}A{after}", f"{stem}B{after}"
 
     @property
     def specs(self) -> dict[str, TensorSpec]:

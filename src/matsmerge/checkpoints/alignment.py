@@ -16,8 +16,8 @@ from matsmerge.checkpoints.checkpoint import (
     dtype_name,
 )
 from matsmerge.errors import AlignmentError
+from matsmerge.problems import counted, listed
 
-_MAX_LISTED = 8  # tensors named per kind of difference and model; the rest are counted
 _COMPARE_ELEMENTS = 1 << 20
 _MAX_PREFIX_PARTS = 8  # modules that a checkpoint's names may have in front of another's
 
@@ -99,15 +99,13 @@ def align(
             own[name] |= {n: table.pop(n) for n in list(table) if n in found}
         notes.append(
             "kept apart as each model's own head, not merged (they differ in size, or the base "
-            f"lacks them): {_listing(sorted(found))}"
+            f"lacks them): {listed(sorted(found))}"
         )
 
     unused = _unused_buffers(base, tables)
     if unused:
-        notes.append(f"buffers of the base that no model has, not used: {_listing(unused)}")
-    problems = [*_differences(everyone, tables, dtype), *tokenizer_problems]
-    if problems:
-        raise AlignmentError(problems)
+        notes.append(f"buffers of the base that no model has, not used: {listed(unused)}")
+    AlignmentError.raise_all([*_differences(everyone, tables, dtype), *tokenizer_problems])
     aligned = {
         name: AlignedModel(name, checkpoint, tables[name], _own_names(own[name], checkpoint))
         for name, checkpoint in everyone.items()
@@ -115,9 +113,9 @@ def align(
     shared = tuple(tables[next(iter(models))])
     if not shared:
         raise AlignmentError("no parameters are left to merge: the head patterns match all of them")
-    problems = [p for n in shared if not may_differ(n) for p in _compare_exact(n, aligned)]
-    if problems:
-        raise AlignmentError(problems)
+    AlignmentError.raise_all(
+        problem for n in shared if not may_differ(n) for problem in _compare_exact(n, aligned)
+    )
     return Alignment(
         models=tuple(aligned[name] for name in models),
         base=aligned["base"] if base else None,
@@ -197,11 +195,11 @@ def _common_prefix(names: Iterable[str], prefixed: Iterable[str]) -> str | None:
 
 def _check_patterns(heads: Sequence[str], tables: Mapping[str, Mapping[str, str]]) -> None:
     names = {name for table in tables.values() for name in table}
-    unused = [p for p in heads if not any(matches(name, [p]) for name in names)]
-    if unused:
-        raise AlignmentError(
-            [f"the head pattern '{p}' matches no parameter, e.g. {min(names)}" for p in unused]
-        )
+    AlignmentError.raise_all(
+        f"the head pattern '{pattern}' matches no parameter, e.g. {min(names)}"
+        for pattern in heads
+        if not any(matches(name, [pattern]) for name in names)
+    )
 
 
 def _drop_tied(tables: Mapping[str, dict[str, str]]) -> dict[str, str]:
@@ -270,6 +268,7 @@ def _differences(
     reference = tables[first]
     problems: list[str] = []
     heads_hint = "name what belongs to one task alone with --heads / heads:"
+    dtype_hint = "choose the output's dtype with --dtype / dtype:"
     for other in others:
         table = tables[other]
         title, against = _title(other, everyone[other]), _title(first, everyone[first])
@@ -284,7 +283,7 @@ def _differences(
             a, b = (max(s[n].shape[0] for n in rows) for s in (specs, wanted))
             problems.append(
                 f"{title} has another vocabulary than {against}: embeddings of {a:,} tokens "
-                f"instead of {b:,} ({_listing(rows)}); this version cannot bring vocabularies "
+                f"instead of {b:,} ({listed(rows)}); this version cannot bring vocabularies "
                 "together, merge models with one tokenizer"
             )
         shapes = [
@@ -298,15 +297,15 @@ def _differences(
             if specs[n].dtype != wanted[n].dtype
             and (dtype is None or not all(s[n].dtype.is_floating_point for s in (specs, wanted)))
         ]
-        for items, what, advice in (
-            (missing, f"lacks {_count(missing)} that {against} has", heads_hint),
-            (extra, f"has {_count(extra)} that {against} lacks", heads_hint),
-            (shapes, f"has {_count(shapes)} of another shape than {against}", heads_hint),
-            (kinds, f"has {_count(kinds)} of another dtype than {against}",
-             "choose the output's dtype with --dtype / dtype:"),
-        ):  # fmt: skip
+        for items, verb, what, advice in (
+            (missing, "lacks", f"that {against} has", heads_hint),
+            (extra, "has", f"that {against} lacks", heads_hint),
+            (shapes, "has", f"of another shape than {against}", heads_hint),
+            (kinds, "has", f"of another dtype than {against}", dtype_hint),
+        ):
             if items:
-                problems.append(f"{title} {what}: {_listing(items)} ({advice})")
+                found = f"{title} {verb} {counted(items, 'tensor')} {what}"
+                problems.append(f"{found}: {listed(items)} ({advice})")
     return problems
 
 
@@ -321,15 +320,6 @@ def _is_by_token(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> b
     """Does a parameter differ in its number of tokens alone?"""
     is_of_them = len(shape) == 2 or (len(shape) == 1 and name.endswith("bias"))
     return bool(_BY_TOKEN.search(name.lower())) and is_of_them and shape[1:] == other[1:]
-
-
-def _count(items: Sequence[str]) -> str:
-    return f"{len(items)} tensor{'s' if len(items) != 1 else ''}"
-
-
-def _listing(items: Sequence[str]) -> str:
-    shown = ", ".join(items[:_MAX_LISTED])
-    return shown + (f" and {len(items) - _MAX_LISTED} more" if len(items) > _MAX_LISTED else "")
 
 
 def _compare_exact(name: str, everyone: Mapping[str, AlignedModel]) -> list[str]:

@@ -87,6 +87,7 @@ class Checkpoint(ABC):
         return self.read(self.aliases.get(name, name), 0, spec.num_elements).view(spec.shape)
 
 
+CONVERT = "cannot be merged; convert the checkpoint to float32, bfloat16 or float16 first"
 FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 EXACT_DTYPES = (
     torch.int64,
@@ -115,7 +116,5 @@ def first_line(error: BaseException) -> str:
 def check_dtype(dtype: torch.dtype, name: str, label: str) -> None:
     """Refuse a tensor whose values are not plain numbers we can merge or compare."""
     if dtype not in FLOAT_DTYPES and dtype not in EXACT_DTYPES:
-        raise CheckpointError(
-            f"{label}: tensor '{name}' has dtype {dtype_name(dtype)}, which cannot be merged; "
-            "convert the checkpoint to float32, bfloat16 or float16 first"
-        )
+        found = f"{label}: tensor '{name}' has dtype {dtype_name(dtype)}"
+        raise CheckpointError(f"{found}, which {CONVERT}")

@@ -4,16 +4,15 @@ import json
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from matsmerge.checkpoints.alignment import matches
 from matsmerge.checkpoints.hub import COMPANION_PATTERNS
 from matsmerge.checkpoints.source import contained
 from matsmerge.checkpoints.tokenizers import CONFIG, TEMPLATE
 from matsmerge.errors import CheckpointError
-from matsmerge.files.guarded_files import open_regular, quoted, read_text
-from matsmerge.files.guarded_files import read_json as read_given_json
+from matsmerge.files.guarded_files import open_regular, read_json_as, read_text
 
 _EXCLUDED = (
     "*.index.json",
@@ -51,8 +50,8 @@ def companion_files(folder: Path | None) -> tuple[Path, ...]:
         for entry in folder.iterdir()
         if entry.exists()
         and not entry.is_dir()
-        and any(fnmatchcase(entry.name, p) for p in COMPANION_PATTERNS)
-        and not any(fnmatchcase(entry.name, p) for p in _EXCLUDED)
+        and matches(entry.name, COMPANION_PATTERNS)
+        and not matches(entry.name, _EXCLUDED)
     )
     found = {name: contained(folder, name) for name in names}
     for path in found.values():
@@ -106,10 +105,7 @@ def code_notes(companions: Sequence[Path], model: str) -> list[str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
-    content = read_given_json(path, CheckpointError)
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {quoted(content)}")
-    return content
+    return read_json_as(path, dict[str, Any], CheckpointError)
 
 
 def copy_companions(companions: Iterable[Path], target: Path, dtype: str | None) -> None:

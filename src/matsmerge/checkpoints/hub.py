@@ -18,17 +18,11 @@ def download(name: str, revision: str | None) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        folder = Path(
-            snapshot_download(
-                name, revision=revision, allow_patterns=[*COMPANION_PATTERNS, "*.safetensors"]
-            )
-        )
-        if not any(folder.glob("*.safetensors")):
-            folder = Path(
-                snapshot_download(
-                    name, revision=revision, allow_patterns=[*COMPANION_PATTERNS, "*.bin"]
-                )
-            )
+        for weights in ("*.safetensors", "*.bin"):
+            wanted = [*COMPANION_PATTERNS, weights]
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+            if any(folder.glob(weights)):
+                break
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         at = f" at revision {revision}" if revision else ""
         raise CheckpointError(

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matsmerge.errors import CheckpointError
-from matsmerge.files.guarded_files import open_regular
-
-_BLOCK_BYTES = 1 << 20
+from matsmerge.files.guarded_files import open_regular, reading
 
 
 @dataclass(frozen=True)
@@ -26,22 +24,14 @@ class InputFile:
 
 def look_at(path: Path) -> InputFile:
     """What the system says of a file now."""
-    try:
+    with reading(path, CheckpointError):
         found = path.stat()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     return InputFile(path, found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def digest(path: Path) -> str:
     """SHA-256 of all of a file's bytes."""
-    found = hashlib.sha256()
-    try:
-        with open_regular(path, CheckpointError) as file:
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            while block := file.read(_BLOCK_BYTES):
-                found.update(block)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-    return found.hexdigest()
+    with reading(path, CheckpointError), open_regular(path, CheckpointError) as file:
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,13 +13,23 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import AfterValidator, Field
 
-from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.checkpoints.checkpoint import CONVERT, TensorSpec
 from matsmerge.errors import CheckpointError
-from matsmerge.files.guarded_files import check_unicode, open_regular
+from matsmerge.files.guarded_files import (
+    Content,
+    Count,
+    decode,
+    open_regular,
+    parse_as,
+    parse_json,
+    quoted,
+    reading,
+)
 
 DTYPES = {
     "F64": torch.float64,
@@ -44,7 +54,6 @@ _MAX_VALUES = 12 * MAX_TENSORS  # in a header's JSON; each may take a hundred by
 # must not overflow for the widest dtype.
 _MAX_ELEMENTS = (2**63 - 1) // 8
 _MAX_DIMENSIONS = 64  # numpy's limit
-_MAX_QUOTED = 80
 
 
 @dataclass(frozen=True)
@@ -56,64 +65,48 @@ class Header:
     metadata: Mapping[str, str]
 
 
+def _mergeable(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise ValueError(CONVERT)
+    return dtype
+
+
+def _loadable(shape: list[int]) -> list[int]:
+    if math.prod(n for n in shape if n) > _MAX_ELEMENTS:
+        raise ValueError(
+            f"nothing can load {quoted(tuple(shape))}, whose dimensions other than zero multiply "
+            f"to more than {_MAX_ELEMENTS}"
+        )
+    return shape
+
+
+class _Entry(Content):
+    """What a header says of a tensor."""
+
+    dtype: Annotated[str, AfterValidator(_mergeable)]
+    shape: Annotated[list[Count], Field(max_length=_MAX_DIMENSIONS), AfterValidator(_loadable)]
+    data_offsets: Annotated[list[Count], Field(min_length=2, max_length=2)]
+
+
 def read_header(path: Path) -> Header:
     """Read and check a header; a damaged or truncated file is a `CheckpointError`."""
     raw, size = _read(path)
-    if sum(map(raw.count, (b"[", b"{", b","))) > _MAX_VALUES:
+    where = f"{path}: damaged header"
+    text = decode(raw, where, CheckpointError)
+    content = parse_json(text, where, CheckpointError, _MAX_VALUES, unique=True)
+    content = parse_as(content, dict[str, Any], where, CheckpointError)
+    metadata = content.pop("__metadata__", None) or {}
+    metadata = parse_as(metadata, dict[str, Any], f"{where}: __metadata__", CheckpointError)
+    if len(content) > MAX_TENSORS:
         raise CheckpointError(too_many_tensors(path))
-    return _parse(path, raw, size)
-
-
-def has_metadata(path: Path, key: str) -> bool:
-    """Does a file have metadata of this name? A header that cannot hold it is not parsed."""
-    return key.encode() in _read(path)[0] and key in read_header(path).metadata
-
-
-def _read(path: Path) -> tuple[bytes, int]:
-    """The bytes of a header, and the size of its file."""
-    try:
-        with open_regular(path, CheckpointError) as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(8)
-            if len(prefix) < 8:
-                raise CheckpointError(f"{path}: truncated, only {size} bytes")
-            (length,) = struct.unpack("<Q", prefix)
-            if length > min(size - 8, _MAX_HEADER_BYTES):
-                raise CheckpointError(
-                    f"{path}: not a safetensors file or truncated "
-                    f"(header of {length} bytes in a file of {size}); download or save it again"
-                )
-            return file.read(length), size
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def too_many_tensors(path: Path) -> str:
-    """What to say of a model with more tensors than we read."""
-    return f"{path}: its header describes more than {MAX_TENSORS:,} tensors; is it a model?"
-
-
-def _parse(path: Path, raw: bytes, size: int) -> Header:
-    try:
-        text = raw.decode()
-        entries = json.loads(text, object_pairs_hook=without_duplicates)
-        if not isinstance(entries, dict):
-            raise ValueError("not a JSON object")
-        check_unicode(text, entries)
-        metadata = entries.pop("__metadata__", None) or {}
-        if not isinstance(metadata, dict):
-            raise ValueError("__metadata__ is not an object")
-        if len(entries) > MAX_TENSORS:
-            raise CheckpointError(too_many_tensors(path))
-        located = {name: _entry(name, entry) for name, entry in entries.items()}
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{path}: damaged header ({error})") from error
+    entries = parse_as(content, dict[str, _Entry], where, CheckpointError)
 
     specs: dict[str, TensorSpec] = {}
     offsets: dict[str, int] = {}
     data_start = 8 + len(raw)
     position = 0
-    for name, (spec, begin, end) in sorted(located.items(), key=lambda item: item[1][1:]):
+    for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
+        spec, (begin, end) = TensorSpec(DTYPES[entry.dtype], tuple(entry.shape)), entry.data_offsets
         if begin != position or end - begin != spec.num_bytes:
             raise CheckpointError(
                 f"{path}: tensor '{name}' ({spec}, {spec.num_bytes} bytes) is said to lie at bytes "
@@ -131,36 +124,30 @@ def _parse(path: Path, raw: bytes, size: int) -> Header:
     return Header(specs, offsets, {str(k): str(v) for k, v in metadata.items()})
 
 
-def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Hook for `json.loads` that refuses a key given twice."""
-    result: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in result:
-            raise ValueError(f"'{key}' appears twice")
-        result[key] = value
-    return result
+def has_metadata(path: Path, key: str) -> bool:
+    """Does a file have metadata of this name? A header that cannot hold it is not parsed."""
+    return key.encode() in _read(path)[0] and key in read_header(path).metadata
 
 
-def _entry(name: str, entry: Any) -> tuple[TensorSpec, int, int]:
-    if entry["dtype"] not in DTYPES:
-        raise ValueError(
-            f"tensor '{name}' has dtype {entry['dtype']}, which cannot be merged; "
-            "convert the checkpoint to float32, bfloat16 or float16 first"
-        )
-    shape, (begin, end) = entry["shape"], entry["data_offsets"]
-    if not all(type(n) is int and n >= 0 for n in (*shape, begin, end)):
-        raise ValueError(f"tensor '{name}' has a shape or an offset that is not a whole number")
-    if len(shape) > _MAX_DIMENSIONS:
-        raise ValueError(
-            f"tensor '{name}' has {len(shape)} dimensions, at most {_MAX_DIMENSIONS} can be loaded"
-        )
-    if math.prod(n for n in shape if n) > _MAX_ELEMENTS:
-        found = str(shape) if len(str(shape)) <= _MAX_QUOTED else f"{str(shape)[:_MAX_QUOTED]}…"
-        raise ValueError(
-            f"tensor '{name}' has the shape {found}, which nothing can load: its dimensions other "
-            f"than zero multiply to more than {_MAX_ELEMENTS}"
-        )
-    return TensorSpec(DTYPES[entry["dtype"]], tuple(shape)), begin, end
+def _read(path: Path) -> tuple[bytes, int]:
+    """The bytes of a header, and the size of its file."""
+    with reading(path, CheckpointError), open_regular(path, CheckpointError) as file:
+        size = os.fstat(file.fileno()).st_size
+        prefix = file.read(8)
+        if len(prefix) < 8:
+            raise CheckpointError(f"{path}: truncated, only {size} bytes")
+        (length,) = struct.unpack("<Q", prefix)
+        if length > min(size - 8, _MAX_HEADER_BYTES):
+            raise CheckpointError(
+                f"{path}: not a safetensors file or truncated "
+                f"(header of {length} bytes in a file of {size}); download or save it again"
+            )
+        return file.read(length), size
+
+
+def too_many_tensors(path: Path) -> str:
+    """What to say of a model with more tensors than we read."""
+    return f"{path}: its header describes more than {MAX_TENSORS:,} tensors; is it a model?"
 
 
 def encode_header(

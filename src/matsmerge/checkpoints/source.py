@@ -1,7 +1,7 @@
 """From what the user names to a `Checkpoint`: file, folder, hub id, state dict or module."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel
@@ -11,10 +11,10 @@ from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.hub import download
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
 from matsmerge.checkpoints.input_file import look_at
-from matsmerge.checkpoints.safetensors_header import without_duplicates
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError
-from matsmerge.files.guarded_files import parse_as, read_json
+from matsmerge.files.guarded_files import parse_as, quoted, read_json, reading
+from matsmerge.problems import shortened
 
 Source = str | Path | Mapping[str, Tensor] | nn.Module | Checkpoint
 
@@ -27,10 +27,9 @@ _WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
     "adapter_model.bin",
 )
+_INDEX = ".index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_NAME_BYTES = 255  # what file systems allow
-_MAX_LISTED = 8
-_MAX_QUOTED = 80
 
 
 def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
@@ -44,11 +43,8 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
         return InMemoryCheckpoint(label or type(source).__name__, source)
     label = label or str(source)
     path = local_path(source)
-    try:
+    with reading(label, CheckpointError):
         exists = path.exists()
-    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-        reason = getattr(error, "strerror", None) or error
-        raise CheckpointError(f"{label}: cannot be read ({reason})") from error
     if not exists:
         name, _, revision = str(source).partition("@")
         if not _HUB_ID.fullmatch(name):
@@ -56,7 +52,10 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
                 f"{label}: no such file or folder (a hub id would look like 'owner/name')"
             )
         path = download(name, revision or None)
-    checkpoint = _open_folder(label, path) if path.is_dir() else _open_file(label, path, None)
+    if path.is_dir():
+        checkpoint = _open_folder(label, path)
+    else:
+        checkpoint = _open_files(label, [path], None, path.suffix)
     checkpoint.place = path
     if not checkpoint.specs:
         raise CheckpointError(f"{label}: holds no tensors")
@@ -71,22 +70,30 @@ def local_path(source: str | Path) -> Path:
         return Path(source)
 
 
-def _open_file(label: str, path: Path, folder: Path | None) -> Checkpoint:
-    if path.suffix == ".safetensors":
-        return StoredCheckpoint(label, [path], folder)
-    if path.suffix in (".bin", ".pt", ".pth"):
-        file = look_at(path)
-        pickled = InMemoryCheckpoint(label, load_pickled(path), folder)
-        pickled.files = [file]
-        return pickled
-    raise CheckpointError(f"{path}: expected .safetensors, .bin, .pt, .pth, or a folder")
+def _open_files(label: str, paths: Sequence[Path], folder: Path | None, kind: str) -> Checkpoint:
+    """A checkpoint in one file, or in the shards of one model; `kind` is their suffix."""
+    if kind == ".safetensors":
+        return StoredCheckpoint(label, paths, folder)
+    if kind not in (".bin", ".pt", ".pth"):
+        raise CheckpointError(f"{paths[0]}: expected .safetensors, .bin, .pt, .pth, or a folder")
+    files = [look_at(path) for path in paths]
+    state: dict[str, Tensor] = {}
+    for path in paths:
+        loaded = load_pickled(path)
+        if twice := state.keys() & loaded.keys():
+            raise CheckpointError(
+                f"{path}: tensor '{min(twice)}' is also in another shard; each tensor must be in "
+                "one shard only"
+            )
+        state |= loaded
+    pickled = InMemoryCheckpoint(label, state, folder)
+    pickled.files = files
+    return pickled
 
 
 def _open_folder(label: str, folder: Path) -> Checkpoint:
-    try:
+    with reading(folder, CheckpointError):
         names = sorted(entry.name for entry in folder.iterdir())
-    except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be listed ({error.strerror})") from error
     name = next((name for name in _WEIGHT_FILES if name in names), None)
     if name is None:
         others = [name for name in names if name.endswith(".safetensors")]
@@ -97,26 +104,19 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
             )
         name = others[0]
     path = contained(folder, name)
-    if not name.endswith(".index.json"):
-        return _open_file(label, path, folder)
+    if not name.endswith(_INDEX):
+        return _open_files(label, [path], folder, path.suffix)
 
-    shards = _shards(folder, path)
-    if name.startswith("model"):
-        checkpoint: Checkpoint = StoredCheckpoint(label, list(shards), folder)
-    else:
-        state: dict[str, Tensor] = {}
-        files = [look_at(shard) for shard in shards]
-        for shard in shards:
-            loaded = load_pickled(shard)
-            if twice := state.keys() & loaded.keys():
-                raise CheckpointError(
-                    f"{shard}: tensor '{min(twice)}' is also in another shard; each tensor must be "
-                    "in one shard only"
-                )
-            state |= loaded
-        checkpoint = InMemoryCheckpoint(label, state, folder)
-        checkpoint.files = files
-    _check_index(path, shards, checkpoint)
+    found = read_json(path, CheckpointError, unique=True)
+    content = parse_as(found, _Index, f"{path}: not a checkpoint index", CheckpointError)
+    shards = [contained(folder, name) for name in _shard_names(folder, path, content)]
+    kind = Path(name.removesuffix(_INDEX)).suffix
+    checkpoint = _open_files(label, shards, folder, kind)
+    listed, present = content.weight_map.keys(), {*checkpoint.specs, *checkpoint.aliases}
+    lacking = [f"lists '{n}', which no shard holds" for n in sorted(listed - present)]
+    unlisted = sorted(checkpoint.specs.keys() - listed)
+    extra = [f"does not list '{n}', which a shard holds" for n in unlisted]
+    CheckpointError.raise_all(shortened([f"{path}: {problem}" for problem in (*extra, *lacking)]))
     return checkpoint
 
 
@@ -124,27 +124,18 @@ class _Index(BaseModel, strict=True):
     weight_map: dict[str, str]  # tensor -> file that holds it
 
 
-def _shards(folder: Path, index: Path) -> dict[Path, list[str]]:
-    """The shards an index names, each with the tensors it should hold."""
-    content = read_json(index, CheckpointError, object_pairs_hook=without_duplicates)
-    weight_map = parse_as(content, _Index, f"{index}: not a checkpoint index", CheckpointError)
-    tensors: dict[str, list[str]] = {}
-    for tensor, name in weight_map.weight_map.items():
-        tensors.setdefault(name, []).append(tensor)
-    problems: list[str] = []
-    shards: dict[Path, list[str]] = {}
-    for name, own in tensors.items():
+def _shard_names(folder: Path, index: Path, content: _Index) -> list[str]:
+    """The files that an index names, if they can be and are in its folder."""
+    names = list(dict.fromkeys(content.weight_map.values()))
+    problems = []
+    for name in names:
         if not _is_file_name(name):
-            shown = name if len(name) <= _MAX_QUOTED else f"{name[:_MAX_QUOTED]}…"
-            problems.append(f"{index}: points to {shown!r}, which is not a file name in its folder")
+            problems.append(f"points to {quoted(name)}, which is not a file name in its folder")
         elif not (folder / name).is_file():
             what = "not a regular file" if (folder / name).exists() else "missing"
-            problems.append(f"{index}: points to shard '{name}', which is {what}")
-        else:
-            shards[contained(folder, name)] = own
-    if problems:
-        raise CheckpointError(_shortened(problems, str(index)))
-    return shards
+            problems.append(f"points to shard '{name}', which is {what}")
+    CheckpointError.raise_all(shortened([f"{index}: {problem}" for problem in problems]))
+    return names
 
 
 def _is_file_name(name: str) -> bool:
@@ -153,36 +144,14 @@ def _is_file_name(name: str) -> bool:
     return is_plain and len(name.encode()) <= _MAX_NAME_BYTES
 
 
-def _check_index(index: Path, shards: Mapping[Path, list[str]], checkpoint: Checkpoint) -> None:
-    listed = {tensor for tensors in shards.values() for tensor in tensors}
-    present = {*checkpoint.specs, *checkpoint.aliases}
-    problems = [
-        f"{index}: does not list '{name}', which a shard holds"
-        for name in sorted(set(checkpoint.specs) - listed)
-    ]
-    problems += [
-        f"{index}: lists '{name}', which no shard holds" for name in sorted(listed - present)
-    ]
-    if problems:
-        raise CheckpointError(_shortened(problems, str(index)))
-
-
-def _shortened(problems: list[str], where: str) -> list[str]:
-    """The first of many problems, and how many there are besides."""
-    left = len(problems) - _MAX_LISTED
-    return [*problems[:_MAX_LISTED], f"{where}: and {left} more"] if left > 0 else problems
-
-
 def contained(folder: Path, name: str) -> Path:
     """`folder/name`, unless a link leads out of the folder.
 
     The hub's cache keeps `snapshots/REVISION/file` as links to `blobs/`; those are followed.
     """
     path = folder / name
-    try:
+    with reading(path, CheckpointError):
         target = path.resolve()
-    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
-        raise CheckpointError(f"{path}: cannot be read ({error})") from error
     allowed = [folder.resolve()]
     if folder.resolve().parent.name == "snapshots":
         allowed.append(folder.resolve().parent.parent / "blobs")

@@ -2,19 +2,15 @@
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.input_file import look_at
-from matsmerge.checkpoints.safetensors_header import (
-    MAX_TENSORS,
-    Header,
-    read_header,
-    too_many_tensors,
-)
+from matsmerge.checkpoints.safetensors_header import MAX_TENSORS, read_header, too_many_tensors
 from matsmerge.errors import CheckpointError, ResourceError
+from matsmerge.problems import noted
 
 
 class StoredCheckpoint(Checkpoint):
@@ -28,34 +24,32 @@ class StoredCheckpoint(Checkpoint):
         self.folder = folder
         specs: dict[str, TensorSpec] = {}
         self._where: dict[str, tuple[Path, int]] = {}
-        problems: list[str] = []
-        headers: dict[Path, Header] = {}
         files = []
+        metadata: dict[str, str] = {}
+        problems: list[str] = []
         num_tensors = 0
         for path in paths:
-            try:
+            with noted(problems, CheckpointError):
                 files.append(look_at(path))  # before it is read: a later change is then noticed
-                headers[path] = read_header(path)
-                num_tensors += len(headers[path].specs)
+                header = read_header(path)
+                num_tensors += len(header.specs)
                 if num_tensors > MAX_TENSORS:
                     problems.append(too_many_tensors(path))
                     break
-            except CheckpointError as error:
-                problems += error.problems
-        for path, header in headers.items():
-            for name, spec in header.specs.items():
-                if name in specs:
-                    problems.append(
-                        f"{path}: tensor '{name}' is also in {self._where[name][0].name}; "
-                        "each tensor must be in one shard only"
-                    )
-                specs[name] = spec
-                self._where[name] = path, header.offsets[name]
-        if problems:
-            raise CheckpointError(problems)
+                problems += [
+                    f"{path}: tensor '{name}' is also in {self._where[name][0].name}; "
+                    "each tensor must be in one shard only"
+                    for name in header.specs
+                    if name in specs
+                ]
+                specs |= header.specs
+                self._where |= {name: (path, offset) for name, offset in header.offsets.items()}
+                metadata |= header.metadata
+        CheckpointError.raise_all(problems)
         self.files = files
         self.specs = specs
-        self.aliases = _saved_ties(headers.values(), specs)
+        # Ties that `safetensors.torch.save_model` noted: {name that was left out: name kept}.
+        self.aliases = {n: kept for n, kept in metadata.items() if kept in specs and n not in specs}
         self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
 
@@ -113,13 +107,3 @@ class StoredCheckpoint(Checkpoint):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _descriptors={}, _lock=threading.Lock())
-
-
-def _saved_ties(headers: Any, specs: Mapping[str, TensorSpec]) -> dict[str, str]:
-    """Ties noted by `safetensors.torch.save_model`: metadata `{left out name: kept name}`."""
-    return {
-        other: kept
-        for header in headers
-        for other, kept in header.metadata.items()
-        if kept in specs and other not in specs
-    }

@@ -4,13 +4,15 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
+
+from matsmerge.checkpoints.alignment import matches
 from matsmerge.checkpoints.source import contained
 from matsmerge.errors import CheckpointError
-from matsmerge.files.guarded_files import parse_as, parse_json, read_bytes, read_text
+from matsmerge.files.guarded_files import parse_as, read_bytes, read_json_as, read_text
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 _SPECIAL_MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -26,6 +28,7 @@ _SPECIAL = (
 )  # fmt: skip
 _CUTTING = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
 
+T = TypeVar("T")
 Digests = Mapping[str, str]  # of files, by name
 
 
@@ -40,45 +43,80 @@ class Tokenizer:
     chat_template: Any  # a text, a list of texts with names, or None
 
 
+class _AddedToken(BaseModel):
+    id: int
+    content: Any = None
+
+
+class _Model(BaseModel, extra="allow"):
+    """How text is cut into tokens; what is not listed are its settings."""
+
+    vocab: Any = {}
+    merges: list[str | list[str]] | None = None
+
+
+class _TokenizerFile(BaseModel, extra="allow"):
+    model: _Model = _Model()
+    added_tokens: list[_AddedToken] | None = None
+
+
+class _Settings(BaseModel, extra="allow"):
+    added_tokens_decoder: dict[int, Any] | None = None
+    chat_template: str | list[dict[str, Any]] | None = None
+
+
 def digest_files(folder: Path | None) -> Digests:
     """The tokenizer's files in a model's folder, each with a digest of its bytes."""
     if folder is None or not folder.is_dir():
         return {}
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
-    return {
-        name: hashlib.sha256(_read(folder, name)).hexdigest()
-        for name in names
-        if any(fnmatchcase(name, pattern) for pattern in _FILES)
-    }
+    found = {}
+    for name in (name for name in names if matches(name, _FILES)):
+        content = read_bytes(contained(folder, name), CheckpointError, _MAX_BYTES)
+        found[name] = hashlib.sha256(content).hexdigest()
+    return found
 
 
 def read_tokenizer(folder: Path, files: Digests) -> Tokenizer:
     """What the files of a folder say; a damaged one is a `CheckpointError`."""
-    config = _mapping(folder, CONFIG) if CONFIG in files else {}
-    content = _mapping(folder, TOKENIZER) if TOKENIZER in files else {}
-    template = _text(folder, TEMPLATE) if TEMPLATE in files else config.get("chat_template")
+
+    def read(name: str, expected: type[T]) -> T | None:
+        if name not in files:
+            return None
+        path = contained(folder, name)
+        return read_json_as(path, expected, CheckpointError, _MAX_BYTES, _MAX_VALUES)
+
+    config = read(CONFIG, _Settings) or _Settings()
+    content = read(TOKENIZER, _TokenizerFile) or _TokenizerFile()
     ids: dict[str, int] = {}
     parts: dict[str, str] = {}
-    if content:
-        model = _as(content.get("model", {}), dict[str, Any], folder / TOKENIZER)
-        ids |= _vocabulary(model.get("vocab", {}), folder / TOKENIZER)
-        parts = _parts(content, model, folder / TOKENIZER)
+    if TOKENIZER in files:
+        ids = _vocabulary(content.model.vocab, folder / TOKENIZER)
+        parts = _parts(content)
     elif _VOCAB_JSON in files:
-        ids |= _vocabulary(_json(folder, _VOCAB_JSON), folder / _VOCAB_JSON)
+        ids = _vocabulary(read(_VOCAB_JSON, object), folder / _VOCAB_JSON)
         if _MERGES in files:
             lines = _lines(folder, _MERGES)
             parts["merges"] = _digest([x for x in lines if x and not x.startswith("#version")])
     elif _VOCAB_TEXT in files:
-        ids |= {token: i for i, token in enumerate(_lines(folder, _VOCAB_TEXT))}
-    closed = {n: d for n, d in files.items() if any(fnmatchcase(n, p) for p in _CLOSED)}
-    found_ids = ids | _added(folder, files, config, content) if ids else None
+        ids = {token: i for i, token in enumerate(_lines(folder, _VOCAB_TEXT))}
+    if ids:
+        ids |= read(_ADDED, dict[str, int]) or {}
+        ids |= {_content(token): i for i, token in (config.added_tokens_decoder or {}).items()}
+        ids |= {_content(token.content): token.id for token in content.added_tokens or []}
+    special = read(_SPECIAL_MAP, dict[str, Any]) or {}
+    special |= {k: v for k, v in (config.model_extra or {}).items() if v is not None}
     return Tokenizer(
-        found_ids,
-        closed if found_ids is None else {},
+        ids or None,
+        {} if ids else {name: files[name] for name in files if matches(name, _CLOSED)},
         parts,
-        _special(folder, files, config),
-        _as(template, str | list[dict[str, Any]] | None, folder / CONFIG),
+        {key: _content(special[key]) for key in _SPECIAL if special.get(key)},
+        _text(folder, TEMPLATE) if TEMPLATE in files else config.chat_template,
     )
+
+
+def _text(folder: Path, name: str) -> str:
+    return read_text(contained(folder, name), CheckpointError, _MAX_BYTES)
 
 
 def _lines(folder: Path, name: str) -> list[str]:
@@ -97,44 +135,22 @@ def templates_by_name(chat_template: Any) -> dict[str, str]:
 def _vocabulary(vocab: Any, path: Path) -> dict[str, int]:
     """Ids of tokens: given, or by position, as in a Unigram model's list with scores."""
     if isinstance(vocab, list):
-        entries = _as(vocab, list[tuple[str, float]], path)
+        entries = parse_as(vocab, list[tuple[str, float]], str(path), CheckpointError)
         return {token: i for i, (token, _) in enumerate(entries)}
     if isinstance(vocab, dict) and any(isinstance(v, dict) for v in vocab.values()):
         return {}  # several vocabularies, as speech models of many languages have
-    ids: dict[str, int] = _as(vocab, dict[str, int], path)
-    return ids
+    return parse_as(vocab, dict[str, int], str(path), CheckpointError)
 
 
-def _added(
-    folder: Path, files: Digests, config: Mapping[str, Any], content: Mapping[str, Any]
-) -> dict[str, int]:
-    ids: dict[str, int] = {}
-    if _ADDED in files:
-        ids |= _as(_json(folder, _ADDED), dict[str, int], folder / _ADDED)
-    decoder = _as(config.get("added_tokens_decoder") or {}, dict[int, Any], folder / CONFIG)
-    ids |= {_content(token): i for i, token in decoder.items()}
-    listed = content.get("added_tokens") or []
-    for token in _as(listed, list[dict[str, Any]], folder / TOKENIZER):
-        ids[_content(token)] = _as(token.get("id"), int, folder / TOKENIZER)
-    return ids
-
-
-def _parts(content: Mapping[str, Any], model: Mapping[str, Any], path: Path) -> dict[str, str]:
+def _parts(content: _TokenizerFile) -> dict[str, str]:
     """What decides how text is cut, without what only newer versions write down."""
-    merges = _as(model.get("merges") or [], list[str | list[str]], path)
-    scores = model.get("vocab") if isinstance(model.get("vocab"), list) else []
-    settings = {k: v for k, v in model.items() if k not in ("vocab", "merges")}
+    model, others = content.model, content.model_extra or {}
+    scores = model.vocab if isinstance(model.vocab, list) else []
     return {
-        "merges": _digest([m if isinstance(m, str) else " ".join(m) for m in merges]),
-        "model": _digest([settings, scores]),
-        **{key: _digest(content.get(key)) for key in _CUTTING},
+        "merges": _digest([m if isinstance(m, str) else " ".join(m) for m in model.merges or []]),
+        "model": _digest([model.model_extra, scores]),
+        **{key: _digest(others.get(key)) for key in _CUTTING},
     }
-
-
-def _special(folder: Path, files: Digests, config: Mapping[str, Any]) -> dict[str, str]:
-    given = _mapping(folder, _SPECIAL_MAP) if _SPECIAL_MAP in files else {}
-    found = {**given, **{k: v for k, v in config.items() if v is not None}}
-    return {key: _content(found[key]) for key in _SPECIAL if found.get(key)}
 
 
 def _content(token: Any) -> str:
@@ -153,25 +169,3 @@ def _without_defaults(value: Any) -> Any:
         kept = {k: v for k, v in value.items() if v is not None and v is not False}
         return {k: _without_defaults(v) for k, v in kept.items()}
     return [_without_defaults(v) for v in value] if isinstance(value, list) else value
-
-
-def _read(folder: Path, name: str) -> bytes:
-    return read_bytes(contained(folder, name), CheckpointError, _MAX_BYTES)
-
-
-def _text(folder: Path, name: str) -> str:
-    return read_text(contained(folder, name), CheckpointError, _MAX_BYTES)
-
-
-def _json(folder: Path, name: str) -> Any:
-    path = folder / name
-    return parse_json(_text(folder, name), str(path), CheckpointError, most_values=_MAX_VALUES)
-
-
-def _mapping(folder: Path, name: str) -> dict[str, Any]:
-    content: dict[str, Any] = _as(_json(folder, name), dict[str, Any], folder / name)
-    return content
-
-
-def _as(value: Any, expected: Any, path: Path) -> Any:
-    return parse_as(value, expected, str(path), CheckpointError)

@@ -5,7 +5,7 @@ tokens, which is refused; what differs otherwise (tokens that one model lacks, s
 templates) is said, and which of them the output has.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from matsmerge.checkpoints.tokenizers import (
     templates_by_name,
 )
 from matsmerge.errors import CheckpointError
+from matsmerge.problems import counted, listed, noted
 
 _MAX_SHOWN = 3
 _MAX_RENAMED_SHARE, _MIN_RENAMED = 0.05, 16  # unused rows that fine-tuning gave a meaning
@@ -49,59 +50,51 @@ def compare_tokenizers(
     folders = dict(models) | ({base[0]: base[1]} if base else {})
     files: dict[str, Digests] = {}
     for title, folder in folders.items():
-        try:
-            files[title] = digest_files(folder)
-        except CheckpointError as error:
-            found.problems += [f"{problem}; {_NOT_READ}" for problem in error.problems]
-            files[title] = {}
-    having = [title for title in files if files[title]]
+        with noted(found.problems, CheckpointError, after=f"; {_NOT_READ}"):
+            if digests := digest_files(folder):
+                files[title] = digests
     source = next((t for t, folder in folders.items() if folder and folder == output), None)
-    if source is not None and source not in having and having:
+    if source is not None and source not in files and files:
         found.notes.append(
             f"the output has no tokenizer, since its files are those of {source}, which has none; "
-            f"{_names(having)} {'has' if len(having) == 1 else 'have'} one"
+            f"{', '.join(files)} {'has' if len(files) == 1 else 'have'} one"
         )
-    num_notes = len(found.notes)
-    kinds = {tuple(sorted(files[title].items())) for title in having}
-    if len(kinds) < 2:  # all of them have the same files, byte for byte
-        return found
+    if len({tuple(digests.items()) for digests in files.values()}) < 2:
+        return found  # all of them have the same files, byte for byte
     read: dict[tuple[Any, ...], Tokenizer] = {}
     tokenizers: dict[str, Tokenizer] = {}
-    for title in having:
-        folder, kind = folders[title], tuple(sorted(files[title].items()))
+    for title, digests in files.items():
+        kind, folder = tuple(digests.items()), folders[title]
         assert folder is not None
-        try:
+        with noted(found.problems, CheckpointError, after=f"; {_NOT_READ}"):
             if kind not in read:
-                read[kind] = read_tokenizer(folder, files[title])
+                read[kind] = read_tokenizer(folder, digests)
             tokenizers[title] = read[kind]
-        except CheckpointError as error:
-            found.problems += [f"{problem}; {_NOT_READ}" for problem in error.problems]
     if not tokenizers:
         return found
     reference = source if source in tokenizers else next(iter(tokenizers))
-    _compare_vocabularies(tokenizers, reference, found)
-    if reference != source:  # the output has none of these
-        return Comparison(found.problems, found.notes[:num_notes])
-    for title, tokenizer in tokenizers.items():
-        if tokenizer is not tokenizers[reference]:
-            _compare_cutting(title, tokenizer, reference, tokenizers[reference], found)
-    _compare_special(tokenizers, reference, found)
-    _compare_templates(tokenizers, reference, [t for t in models if t in tokenizers], found)
+    rows = _compare_rows(tokenizers, reference)
+    found.problems += rows.problems
+    if reference == source:  # else the output has none of these
+        found.notes += rows.notes
+        found.notes += _differences_in_cutting(tokenizers, reference)
+        found.notes += _differences_in_special(tokenizers, reference)
+        _compare_templates(tokenizers, reference, [t for t in models if t in tokenizers], found)
     return found
 
 
-def _compare_vocabularies(
-    tokenizers: Mapping[str, Tokenizer], reference: str, found: Comparison
-) -> None:
+def _compare_rows(tokenizers: Mapping[str, Tokenizer], reference: str) -> Comparison:
     """Compare every vocabulary with the reference's, and what it lacks with that of the others."""
-    order = [reference, *(title for title in tokenizers if title != reference)]
+    found = Comparison()
+    output = f"the output has the tokenizer of {reference}"
     known: dict[str, tuple[int, str]] = {}  # token -> id, and who says so
     tokens: dict[int, tuple[str, str]] = {}  # id -> token, and who says so
     compared: list[Tokenizer] = []
-    for title in order:
-        tokenizer = tokenizers[title]
+    for title in (reference, *(title for title in tokenizers if title != reference)):
+        tokenizer, other_ids = tokenizers[title], tokenizers[reference].ids
         if tokenizer.ids is None or any(tokenizer is other for other in compared):
             continue
+        compared.append(tokenizer)
         moved: dict[str, list[str]] = {}
         renamed: dict[str, list[str]] = {}
         for token, i in tokenizer.ids.items():
@@ -113,42 +106,28 @@ def _compare_vocabularies(
                 renamed.setdefault(who, []).append(f"{i} is {token!r} and {other!r}")
         for who, examples in moved.items():
             found.problems.append(
-                f"{title} and {who} give {_count(examples, 'token')} different ids: "
-                f"{_listing(examples)}; {_WHAT_TO_DO}"
+                f"{title} and {who} give {counted(examples, 'token')} different ids: "
+                f"{listed(examples, _MAX_SHOWN)}; {_WHAT_TO_DO}"
             )
         for who, examples in renamed.items():
             most = max(_MIN_RENAMED, round(_MAX_RENAMED_SHARE * len(tokenizer.ids)))
-            said = f"{title} and {who} mean different tokens by {_count(examples, 'id')}: "
-            said += _listing(examples)
+            said = f"{title} and {who} mean different tokens by {counted(examples, 'id')}: "
+            said += listed(examples, _MAX_SHOWN)
             if len(examples) > most:
                 found.problems.append(f"{said}; {_WHAT_TO_DO}")
             else:
-                found.notes.append(f"{said}; the output has the tokenizer of {reference}")
-        _note_lacking(title, tokenizer, reference, tokenizers[reference], renamed, found)
-        compared.append(tokenizer)
+                found.notes.append(f"{said}; {output}")
+        if other_ids is None or renamed:
+            continue
+        for ids, others, one, two in (
+            (tokenizer.ids, other_ids, title, reference),
+            (other_ids, tokenizer.ids, reference, title),
+        ):
+            if only := [repr(token) for token in ids if token not in others]:
+                said = f"{one} has {counted(only, 'token')} that {two} lacks"
+                found.notes.append(f"{said}: {listed(only, _MAX_SHOWN)}; {output}")
     _compare_closed(tokenizers, reference, found)
-
-
-def _note_lacking(
-    title: str,
-    tokenizer: Tokenizer,
-    reference: str,
-    other: Tokenizer,
-    renamed: Mapping[str, Sequence[str]],
-    found: Comparison,
-) -> None:
-    if tokenizer.ids is None or other.ids is None or renamed:
-        return
-    for a, b, one, two in (
-        (tokenizer.ids, other.ids, title, reference),
-        (other.ids, tokenizer.ids, reference, title),
-    ):
-        only = [repr(token) for token in a if token not in b]
-        if only:
-            found.notes.append(
-                f"{one} has {_count(only, 'token')} that {two} lacks: {_listing(only)}; the output "
-                f"has the tokenizer of {reference}"
-            )
+    return found
 
 
 def _compare_closed(tokenizers: Mapping[str, Tokenizer], reference: str, found: Comparison) -> None:
@@ -160,35 +139,32 @@ def _compare_closed(tokenizers: Mapping[str, Tokenizer], reference: str, found: 
                 f"the tokenizers of {title} and {reference} are in different formats and were not "
                 "compared"
             )
-        elif tokenizer.ids is None:
-            for name in tokenizer.closed.keys() & other.closed.keys():
-                if tokenizer.closed[name] != other.closed[name]:
-                    found.problems.append(
-                        f"{title} and {reference} have a different {name}; {_WHAT_TO_DO}"
-                    )
+        found.problems += [
+            f"{title} and {reference} have a different {name}; {_WHAT_TO_DO}"
+            for name in tokenizer.closed.keys() & other.closed.keys()
+            if tokenizer.closed[name] != other.closed[name]
+        ]
 
 
-def _compare_cutting(
-    title: str, tokenizer: Tokenizer, reference: str, other: Tokenizer, found: Comparison
-) -> None:
-    both = tokenizer.parts.keys() & other.parts.keys()
-    different = sorted(key for key in both if tokenizer.parts[key] != other.parts[key])
-    if different:
-        found.notes.append(
-            f"{title} cuts text into tokens in another way than {reference} "
-            f"({', '.join(different)} of tokenizer.json); the output does it as {reference}"
-        )
+def _differences_in_cutting(tokenizers: Mapping[str, Tokenizer], reference: str) -> Iterator[str]:
+    other = tokenizers[reference].parts
+    for title, tokenizer in tokenizers.items():
+        parts = tokenizer.parts
+        different = sorted(key for key in parts.keys() & other.keys() if parts[key] != other[key])
+        if different:
+            yield (
+                f"{title} cuts text into tokens in another way than {reference} "
+                f"({', '.join(different)} of tokenizer.json); the output does it as {reference}"
+            )
 
 
-def _compare_special(
-    tokenizers: Mapping[str, Tokenizer], reference: str, found: Comparison
-) -> None:
+def _differences_in_special(tokenizers: Mapping[str, Tokenizer], reference: str) -> Iterator[str]:
     having = {title: t.special for title, t in tokenizers.items() if t.special}
     for key in sorted({key for special in having.values() for key in special}):
         values = {title: special.get(key) for title, special in having.items()}
         if len(set(values.values())) > 1:
             said = ", ".join(f"{_quoted(value)} in {title}" for title, value in values.items())
-            found.notes.append(
+            yield (
                 f"{key} differs: {said}; the output has that of {reference}, "
                 f"{_quoted(tokenizers[reference].special.get(key))}"
             )
@@ -204,7 +180,7 @@ def _compare_templates(
         return
     if own:
         found.notes.append(
-            f"the chat template differs in {_names(others)}; the output has that of {reference}"
+            f"the chat template differs in {', '.join(others)}; the output has that of {reference}"
         )
     elif others == list(models) and all(by_title[t] == by_title[others[0]] for t in others):
         found.chat_template = tokenizers[others[0]].chat_template
@@ -213,23 +189,10 @@ def _compare_templates(
         )
     else:
         found.notes.append(
-            f"the output has no chat template, as {reference} has none; {_names(others)} "
+            f"the output has no chat template, as {reference} has none; {', '.join(others)} "
             f"{'has one' if len(others) == 1 else 'have some'}, and not all models the same"
         )
 
 
 def _quoted(token: str | None) -> str:
     return "none" if token is None else repr(token)
-
-
-def _names(titles: Sequence[str]) -> str:
-    return ", ".join(titles)
-
-
-def _count(items: Sequence[str], what: str) -> str:
-    return f"{len(items):,} {what}{'s' if len(items) != 1 else ''}"
-
-
-def _listing(items: Sequence[str]) -> str:
-    more = f" and {len(items) - _MAX_SHOWN:,} more" if len(items) > _MAX_SHOWN else ""
-    return ", ".join(items[:_MAX_SHOWN]) + more

@@ -1,15 +1,14 @@
 """`mats collect`."""
 
-import json
 import os
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from matsmerge.cli import display
-from matsmerge.cli.shared_options import RUNNING, AsJson, BatchSize, MaxTokens, Quiet
+from matsmerge.byte_sizes import format_bytes
+from matsmerge.cli.display import JsonScreen, Screen
+from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.shared_options import Batches, Resuming, parse_pairs
+from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 
 if TYPE_CHECKING:
@@ -18,112 +17,116 @@ if TYPE_CHECKING:
     from matsmerge.statistics.statistics import Statistics
     from matsmerge.tasks.task_file import TaskFile
 
-_DATA_HELP = (
-    "JSONL, CSV, TSV (also .gz) or Parquet file, a folder saved by datasets or of images, or a "
-    "dataset on the hub. Repeat for each model."
-)
-_KINDS_HELP = (
-    "Kinds, separated by commas: gram (RegMean, MaTS), kfac (block Fisher of linear layers), "
-    "fisher (diagonal), block_fisher (of vectors, as in (IA)^3)."
-)
-_FISHER_HELP = (
-    "empirical: gradients for the given answers. true: for answers as likely as the model finds "
-    "them; summed over up to 32 classes or choices, else drawn."
-)
-_SAMPLES_HELP = "Answers drawn per example, where the true Fisher is sampled."
-_PARAMETERS_HELP = (
-    "Only parameters that match, e.g. 'encoder.*'. Repeatable. Default: all; of adapters, what "
-    "one of them changes."
-)
-_HELD_OUT_HELP = (
-    "Share of the examples for a second set, kept apart, by which iterations can be chosen "
-    "without labels."
-)
-_COLUMNS_HELP = (
-    "Which columns are meant, e.g. text=sentence,label=gold. Classification has text, text_pair, "
-    "label; tokens, labels for words; image, label for images; seq2seq and language models input, "
-    "target (or text alone); multiple choice input, choices, label."
-)
-_LENGTH_HELP = "Tokens to cut texts to. Default: what the model takes, at most 512."
-_TASK_HELP = (
-    "sequence_classification, token_classification, seq2seq, causal_lm, multiple_choice, "
-    "image_classification, or a task file (YAML) that says this and what the options here say; "
-    "repeat for each model, or one for all. Default: by the model."
-)
-_HEAD_HELP = "File with the head's parameters, for a model stored without."
-_data = partial(typer.Option, rich_help_panel="Data")
-_model = partial(typer.Option, rich_help_panel="Model")
-_running = partial(typer.Option, rich_help_panel=RUNNING)
+
+class Models(Options):
+    """Of which models, and where the statistics go."""
+
+    models: list[str] = argument(metavar="MODEL...")
+    """A model: folder or hub id, or a PEFT adapter's. Of several adapters on one base, the base is
+    loaded once."""
+
+    out: list[Path] = option([], short="-o", metavar="FILE")
+    """File to write, NAME.safetensors; repeat for each model. Default: statistics.safetensors in
+    the model's folder, where `mats merge` finds it."""
+
+    dtype: str = "float32"
+    """Of the file: float32, bfloat16 (half the size, 3 digits), float64."""
 
 
+class Collected(Options):
+    """What to collect: fields of `CollectionOptions`, for which torch would be imported."""
+
+    statistics: str = option("gram", metavar="KINDS")
+    """Kinds, separated by commas: gram (RegMean, MaTS), kfac (block Fisher of linear layers),
+    fisher (diagonal), block_fisher (of vectors, as in (IA)^3)."""
+
+    fisher: str = "empirical"
+    """empirical: gradients for the given answers. true: for answers as likely as the model finds
+    them; summed over up to 32 classes or choices, else drawn."""
+
+    reduction: str = option("sum", flag="--loss")
+    """log p(y|x) as the sum or the mean over the tokens of y."""
+
+    num_samples: int = option(1, ge=1, le=MOST_SAMPLES)
+    """Answers drawn per example, where the true Fisher is sampled."""
+
+    parameters: list[str] = option([], metavar="PATTERN")
+    """Only parameters that match, e.g. 'encoder.*'. Repeatable. Default: all; of adapters, what one
+    of them changes."""
+
+    held_out: float = 0.0
+    """Share of the examples for a second set, kept apart, by which iterations can be chosen without
+    labels."""
+
+    bias: bool = option(True, flag="--no-bias")
+    """Do not keep the mean inputs that joining biases needs."""
+
+    seed: int = option(0, ge=1 - NUM_SEEDS, lt=NUM_SEEDS)
+    """Of everything random."""
+
+
+class Examples(Options):
+    """Which examples to use."""
+
+    panel = "Data"
+
+    data: list[str] = option([], metavar="FILE")
+    """JSONL, CSV, TSV (also .gz) or Parquet file, a folder saved by datasets or of images, or a
+    dataset on the hub. Repeat for each model."""
+
+    num_examples: int | None = option(1000, zero=True, ge=1, le=MOST_COUNTED)
+    """The first so many examples; 0: all."""
+
+    shuffle: bool = False
+    """Examples at random, not the first."""
+
+    columns: str | None = option(metavar="NAMES")
+    """Which columns are meant, e.g. text=sentence,label=gold. Classification has text, text_pair,
+    label; tokens, labels for words; image, label for images; seq2seq and language models input,
+    target (or text alone); multiple choice input, choices, label."""
+
+    split: str | None = None
+    """Of a dataset with several."""
+
+    max_length: int | None = option(ge=1, le=MOST_AT_ONCE)
+    """Tokens to cut texts to. Default: what the model takes, at most 512."""
+
+
+class Loading(Options):
+    """How models are loaded."""
+
+    panel = "Model"
+
+    task: list[str] = option([])
+    """sequence_classification, token_classification, seq2seq, causal_lm, multiple_choice,
+    image_classification, or a task file (YAML) that says this and what the options here say; repeat
+    for each model, or one for all. Default: by the model."""
+
+    head: str | None = option(metavar="FILE")
+    """File with the head's parameters, for a model stored without."""
+
+    tokenizer: str | None = None
+    """Folder with the tokenizer, if not the model's."""
+
+    model_dtype: str | None = None
+    """Dtype to run the model in. Default: as stored."""
+
+    device: str | None = None
+    """cpu, cuda, cuda:1, ..."""
+
+    device_map: str | None = None
+    """'auto' spreads a model over all devices, memory and disk."""
+
+
+@takes_options
 def collect(
-    models: Annotated[
-        list[str],
-        typer.Argument(
-            help="A model: folder or hub id, or a PEFT adapter's. Of several adapters on one base, "
-            "the base is loaded once.",
-            metavar="MODEL...",
-        ),
-    ],
-    out: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--out",
-            "-o",
-            help="File to write, NAME.safetensors; repeat for each model. Default: "
-            "statistics.safetensors in the model's folder, where `mats merge` finds it.",
-            metavar="FILE",
-        ),
-    ] = None,
-    data: Annotated[list[str] | None, _data(help=_DATA_HELP, metavar="FILE")] = None,
-    statistics: Annotated[str, typer.Option(help=_KINDS_HELP, metavar="KINDS")] = "gram",
-    fisher: Annotated[str, typer.Option(help=_FISHER_HELP)] = "empirical",
-    loss: Annotated[
-        str, typer.Option(help="log p(y|x) as the sum or the mean over the tokens of y.")
-    ] = "sum",
-    num_samples: Annotated[int, typer.Option(min=1, max=MOST_SAMPLES, help=_SAMPLES_HELP)] = 1,
-    parameters: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help=_PARAMETERS_HELP)
-    ] = None,
-    held_out: Annotated[float, typer.Option(help=_HELD_OUT_HELP)] = 0.0,
-    no_bias: Annotated[
-        bool,
-        typer.Option("--no-bias", help="Do not keep the mean inputs that joining biases needs."),
-    ] = False,
-    seed: Annotated[
-        int, typer.Option(min=1 - NUM_SEEDS, max=NUM_SEEDS - 1, help="Of everything random.")
-    ] = 0,
-    dtype: Annotated[
-        str,
-        typer.Option(help="Of the file: float32, bfloat16 (half the size, 3 digits), float64."),
-    ] = "float32",
-    num_examples: Annotated[
-        int, _data(min=0, max=MOST_COUNTED, help="The first so many examples; 0: all.")
-    ] = 1000,
-    shuffle: Annotated[bool, _data("--shuffle", help="Examples at random, not the first.")] = False,
-    columns: Annotated[str | None, _data(help=_COLUMNS_HELP, metavar="NAMES")] = None,
-    split: Annotated[str | None, _data(help="Of a dataset with several.")] = None,
-    max_length: Annotated[int | None, _data(min=1, max=MOST_AT_ONCE, help=_LENGTH_HELP)] = None,
-    task: Annotated[list[str] | None, _model(help=_TASK_HELP)] = None,
-    head: Annotated[str | None, _model(help=_HEAD_HELP, metavar="FILE")] = None,
-    tokenizer: Annotated[
-        str | None, _model(help="Folder with the tokenizer, if not the model's.")
-    ] = None,
-    model_dtype: Annotated[
-        str | None, _model(help="Dtype to run the model in. Default: as stored.")
-    ] = None,
-    device: Annotated[str | None, _model(help="cpu, cuda, cuda:1, ...")] = None,
-    device_map: Annotated[
-        str | None, _model(help="'auto' spreads a model over all devices, memory and disk.")
-    ] = None,
-    batch_size: BatchSize = 32,
-    max_tokens: MaxTokens = 4096,
-    overwrite: Annotated[bool, _running("--overwrite", help="Replace the file.")] = False,
-    resume: Annotated[
-        bool, _running("--resume", help="Continue a collection that was interrupted.")
-    ] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    given: Models,
+    collected: Collected,
+    examples: Examples,
+    loading: Loading,
+    batches: Batches,
+    earlier: Resuming,
+    screen: JsonScreen,
 ) -> None:
     """Measure what a model does on its data, once, into one file that others can merge with.
 
@@ -144,60 +147,40 @@ def collect(
     from matsmerge.tasks.loaded_model import load_model
 
     process = join_processes()
-    quiet = quiet or not process.is_first
-    options = make_options(
-        statistics=statistics,
-        fisher=fisher,
-        reduction=loss,
-        num_samples=num_samples,
-        seed=seed,
-        bias=not no_bias,
-        parameters=parameters or ["*"],
-        held_out=held_out,
-    )
-    parse_dtype(dtype)
-    targets = _targets(models, out or [])
+    if not process.is_first:
+        screen = JsonScreen(quiet=True)
+    options = make_options(**dict(collected) | {"parameters": collected.parameters or ["*"]})
+    parse_dtype(given.dtype)
+    models, targets = given.models, _targets(given)
     for target in targets:
-        check_output(target, overwrite=overwrite, resume=resume, may_be_finished=resume)
-    asked = _asked(
-        len(models),
-        task or [],
-        data or [],
-        {
-            "split": split,
-            "columns": columns,
-            "max_length": max_length,
-            "head": head,
-            "tokenizer": tokenizer,
-        },
-    )
-    if process.num_processes > 1 and device is None and device_map is None:
+        check_output(target, **dict(earlier), may_be_finished=earlier.resume)
+    asked = _asked(len(models), examples, loading)
+    device = loading.device
+    if process.num_processes > 1 and device is None and loading.device_map is None:
         device = _own_device()
     also, are_adapters = _changed_by_adapters(models)
     kept = KeptBase()
 
     def ready(i: int) -> PreparedCollection:
         described, rows = asked[i]
-        with display.status(f"loading {models[i]}", quiet=quiet or as_json):
+        with screen.status(f"loading {models[i]}"):
             loaded = load_model(
                 models[i],
-                task=described.task,
-                head=described.head,
-                tokenizer=described.tokenizer,
-                options=described.options(need_targets=options.wants_targets),
-                dtype=model_dtype,
+                described,
+                need_targets=options.wants_targets,
+                dtype=loading.model_dtype,
                 device=device,
-                device_map=device_map,
-                also=parameters or also,
+                device_map=loading.device_map,
+                also=collected.parameters or also,
                 kept=kept,
             )
         choice = Choice(
-            num_examples or None,
-            shuffle,
+            examples.num_examples,
+            examples.shuffle,
             described.columns,
             described.wordings,
-            batch_size,
-            max_tokens,
+            batches.batch_size,
+            batches.max_tokens,
         )
         return prepare(loaded, rows, options, choice)
 
@@ -207,26 +190,23 @@ def collect(
     reports = []
     for i, target in enumerate(targets):
         prepared = ready(i)
-        if not quiet and not as_json:
-            display.show_notes(prepared.notes)
-        with display.progress_bars(quiet=quiet or as_json) as bars:
-            collected = prepared.run(Output(target, dtype, resume, overwrite), bars)
-        if not quiet and not as_json:
-            display.show_notes(prepared.collection.notes)
-        if process.is_first and as_json:
-            reports.append(_describe(prepared, collected, target))
-        elif process.is_first and not quiet:
-            _show(collected, target)
-    if process.is_first and as_json:
-        print(json.dumps(reports if len(models) > 1 else reports[0], indent=2))
+        screen.notes(prepared.notes)
+        with screen.bars() as bars:
+            statistics = prepared.run(Output(target, given.dtype, **dict(earlier)), bars)
+        screen.notes(prepared.collection.notes)
+        if process.is_first:
+            reports.append(_describe(prepared, statistics, target))
+            _show(statistics, target, screen)
+    if process.is_first:
+        screen.result(reports if len(models) > 1 else reports[0])
 
 
-def _targets(models: list[str], out: list[Path]) -> list[Path]:
+def _targets(given: Models) -> list[Path]:
     """Where to write the statistics of each model."""
     from matsmerge.checkpoints.source import local_path
     from matsmerge.engine.evidence import BESIDE
-    from matsmerge.errors import RecipeError
 
+    models, out = given.models, given.out
     if not out:
         folders = [local_path(model) for model in models]
         elsewhere = [str(f) for f in folders if not f.is_dir()]
@@ -237,30 +217,28 @@ def _targets(models: list[str], out: list[Path]) -> list[Path]:
         return [folder / BESIDE for folder in folders]
     if len(out) != len(models):
         raise RecipeError(f"{len(out)} times --out for {len(models)} models; give one for each")
-    targets = [local_path(path) for path in out]
-    if len({target.resolve() for target in targets}) < len(targets):
+    if len({path.resolve() for path in out}) < len(out):
         raise RecipeError("two models would be written to the same --out; give each its own")
-    return targets
+    return out
 
 
-def _asked(
-    num_models: int, tasks: list[str], data: list[str], given: dict[str, Any]
-) -> "list[tuple[TaskFile, Data]]":
+def _asked(num_models: int, examples: Examples, loading: Loading) -> "list[tuple[TaskFile, Data]]":
     """What each model is asked, and its data."""
-    from matsmerge.errors import DataError, RecipeError
     from matsmerge.tasks.splits import read_split
 
-    for option, values in (("--task", tasks), ("--data", data)):
-        if values and len(values) not in (1, num_models):
+    tasks: list[str | None] = [*loading.task] or [None]
+    data: list[str | None] = [*examples.data] or [None]
+    for flag, values in (("--task", tasks), ("--data", data)):
+        if len(values) not in (1, num_models):
             raise RecipeError(
-                f"{len(values)} times {option} for {num_models} models; give one for each, or one "
+                f"{len(values)} times {flag} for {num_models} models; give one for each, or one "
                 "for all"
             )
+    given = {key: getattr(examples, key) for key in ("split", "columns", "max_length")}
+    given |= {key: getattr(loading, key) for key in ("head", "tokenizer")}
     asked = []
     for i in range(num_models):
-        own = tasks[i % len(tasks)] if tasks else None
-        file = data[i % len(data)] if data else None
-        described = _task_file(own, {**given, "data": file})
+        described = _task_file(tasks[i % len(tasks)], given | {"data": data[i % len(data)]})
         if described.data is None:
             raise DataError("say which data to use with --data FILE")
         asked.append((described, read_split(described)))
@@ -283,9 +261,8 @@ def _changed_by_adapters(models: list[str]) -> tuple[list[str], bool]:
 
 def _task_file(task: str | None, given: dict[str, Any]) -> "TaskFile":
     """What a task file says, and options over it."""
-    from matsmerge.errors import DataError, closest
     from matsmerge.tasks.kinds import TASKS
-    from matsmerge.tasks.task_file import TaskFile, parse_columns, read_task_file
+    from matsmerge.tasks.task_file import TaskFile, read_task_file
 
     if task is None or task in TASKS:
         described = TaskFile(task=task)
@@ -298,7 +275,9 @@ def _task_file(task: str | None, given: dict[str, Any]) -> "TaskFile":
         )
     changes = {key: value for key, value in given.items() if value is not None}
     if "columns" in changes:
-        changes["columns"] = {**described.columns, **parse_columns(changes["columns"])}
+        names = changes["columns"].split(",")
+        given_names = parse_pairs("--columns", names, "names as in text=sentence,label=gold")
+        changes["columns"] = {**described.columns, **given_names}
     return described.model_copy(update=changes)
 
 
@@ -327,19 +306,16 @@ def _describe(
     }
 
 
-def _show(collected: "Statistics", target: Path) -> None:
-    from matsmerge.byte_sizes import format_bytes
-
+def _show(collected: "Statistics", target: Path, screen: Screen) -> None:
     header = collected.header
-    show_kinds(collected)
-    display.stdout.print(
+    show_kinds(collected, screen)
+    screen.say(
         f"{header.num_examples} examples of {header.data[0].name} in {target} "
-        f"({format_bytes(target.stat().st_size)})",
-        soft_wrap=True,
+        f"({format_bytes(target.stat().st_size)})"
     )
 
 
-def show_kinds(collected: "Statistics") -> None:
+def show_kinds(collected: "Statistics", screen: Screen) -> None:
     """What there is of each kind, and what there is not."""
     from matsmerge.statistics.kinds import KINDS
 
@@ -355,5 +331,4 @@ def show_kinds(collected: "Statistics") -> None:
                 "; ".join(f"{sum(w == r for w in lacking.values())} {r}" for r in reasons),
             )
         )
-    columns = ("statistic", "parameters with", "without", "why without")
-    display.show_table(columns, rows)
+    screen.table(("statistic", "parameters with", "without", "why without"), rows)

@@ -1,11 +1,12 @@
 """What the commands show: progress, tables, notes, errors."""
 
+import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,6 +21,7 @@ from rich.progress import Progress as Bars
 from rich.table import Table
 from rich.text import Text
 
+from matsmerge.cli.field_options import RUNNING, Options, option
 from matsmerge.progress import BYTES
 
 # What users name is printed as it is: `:100:` is no emoji, and `[red]` no colour.
@@ -27,13 +29,6 @@ _PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 stdout = Console(**_PLAIN)
 stderr = Console(stderr=True, **_PLAIN)
 _MAX_PROBLEMS = 100
-
-
-class PlainColumn(TextColumn):
-    """A progress bar's text, printed as it is."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text, markup=False)
 
 
 class _AmountColumn(ProgressColumn):
@@ -80,62 +75,100 @@ class ProgressBars:
             self._bars.print(text)
 
 
-@contextmanager
-def progress_bars(*, quiet: bool) -> Iterator[ProgressBars]:
-    """Show how far the block is, how fast it goes, and the time left."""
-    columns = (
-        PlainColumn("{task.description}"),
-        BarColumn(),
-        _AmountColumn(),
-        _RateColumn(),
-        PlainColumn("{task.fields[doing]}"),
-        PlainColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Bars(*columns, console=stderr, disable=quiet) as bars:
-        yield ProgressBars(bars)
+class Screen(Options):
+    """What a command shows, which is as much as its options want: all that it prints goes here."""
+
+    panel = RUNNING
+
+    quiet: bool = option(False, short="-q")
+    """Show errors only."""
+
+    @property
+    def shows_result(self) -> bool:
+        """Are results shown as text?"""
+        return not self.quiet
+
+    @contextmanager
+    def bars(self) -> Iterator[ProgressBars]:
+        """Show how far the block is, how fast it goes, and the time left."""
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            _AmountColumn(),
+            _RateColumn(),
+            TextColumn("{task.fields[doing]}", markup=False),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        with Bars(*columns, console=stderr, disable=self._hides_progress) as bars:
+            yield ProgressBars(bars)
+
+    @contextmanager
+    def status(self, what: str) -> Iterator[None]:
+        """Say what is going on while the block runs."""
+        if self._hides_progress:
+            yield
+            return
+        with stderr.status(Text(what)):
+            yield
+
+    @property
+    def _hides_progress(self) -> bool:
+        return self.quiet or not self.shows_result
+
+    def notes(self, notes: Iterable[str]) -> None:
+        """Say what was decided without being asked, on standard error."""
+        if not self.quiet:
+            for note in notes:
+                stderr.print(f"note: {note}", soft_wrap=True)
+
+    def say(self, *lines: str, style: str | None = None) -> None:
+        if self.shows_result:
+            for line in lines:
+                stdout.print(line, soft_wrap=True, style=style)
+
+    def table(
+        self,
+        columns: Sequence[str | Text],
+        rows: Iterable[Sequence[str | Text]],
+        title: str | None = None,
+        *,
+        fold: bool = True,
+    ) -> None:
+        """Show a table whose columns after the first are numbers, aligned to the right.
+
+        On a screen what is too wide for it is folded, without `fold` in the first column alone;
+        what other programs read is as wide as it likes.
+        """
+        if not self.shows_result:
+            return
+        table = Table(
+            title=title, title_justify="left", box=None, pad_edge=False, header_style="bold"
+        )
+        for i, column in enumerate(columns):
+            justify: JustifyMethod = "left" if i == 0 else "right"
+            no_wrap = i > 0 and not fold
+            table.add_column(column, justify=justify, overflow="fold", no_wrap=no_wrap)
+        for row in rows:
+            table.add_row(*row)
+        console = stdout if stdout.is_terminal else Console(width=10_000, **_PLAIN)
+        console.print(table)
 
 
-@contextmanager
-def status(what: str, *, quiet: bool) -> Iterator[None]:
-    """Say what is going on while the block runs."""
-    if quiet:
-        yield
-        return
-    with stderr.status(Text(what)):
-        yield
+class JsonScreen(Screen):
+    """A screen for results that can also be shown as JSON, instead of as text."""
 
+    as_json: bool = option(False, flag="--json")
+    """Print the result as JSON."""
 
-def show_table(
-    columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None
-) -> None:
-    """Print a table whose columns after the first are numbers, aligned to the right.
+    @property
+    def shows_result(self) -> bool:
+        return not (self.quiet or self.as_json)
 
-    Long names are folded on a screen, but not in what other programs read.
-    """
-    table = Table(
-        title=title,
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-    )
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i == 0 else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    print_table(table)
-
-
-def print_table(table: Table) -> None:
-    """Print a table as wide as the screen, or as wide as it likes where there is none."""
-    console = stdout if stdout.is_terminal else Console(width=10_000, **_PLAIN)
-    console.print(table)
-
-
-def show_notes(notes: Iterable[str]) -> None:
-    for note in notes:
-        stderr.print(f"note: {note}", soft_wrap=True)
+    def result(self, content: object) -> None:
+        """Print the result, if it is wanted as JSON."""
+        if self.as_json:
+            print(json.dumps(content, indent=2))
 
 
 def show_problems(problems: Sequence[str]) -> None:
@@ -149,23 +182,3 @@ def show_problems(problems: Sequence[str]) -> None:
 def number(value: float, form: str = "{:.2f}") -> str:
     """A number in a table or figure; a dash where there is none."""
     return "-" if math.isnan(value) else form.format(value)
-
-
-def show_energies(layers: Mapping[str, Mapping[str, Any]]) -> None:
-    """What the layers of a LoRA keep of their change, where that is not all of it."""
-    energies = sorted(float(layer["energy"]) for layer in layers.values())
-    if not energies:
-        return
-    ranks = sorted({int(layer["rank"]) for layer in layers.values()})
-    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-    if energies[0] > 0.9999:
-        text = f"LoRA of {of}, {len(energies)} layers: all of the merged change"
-    else:
-        least = min(layers, key=lambda module: layers[module]["energy"])
-        text = (
-            f"LoRA of {of}, {len(energies)} layers: keeps {energies[len(energies) // 2]:.1%} of "
-            f"the merged change (median over layers, squared norm), at least {energies[0]:.1%} "
-            f"({least}); more with a larger --rank, all of it in a full model. Each layer is in "
-            "merge.json"
-        )
-    stdout.print(text, soft_wrap=True)

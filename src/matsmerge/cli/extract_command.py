@@ -1,53 +1,41 @@
 """`mats extract-lora`."""
 
-import json
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from matsmerge.cli import display
-from matsmerge.cli.shared_options import RUNNING, AsJson, Quiet
+from matsmerge.cli.display import JsonScreen
+from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.merge_display import show_energies
+from matsmerge.cli.shared_options import Replacing
 from matsmerge.limits import MOST_RANK
 
 
-def extract_lora(
-    model: Annotated[
-        str, typer.Argument(help="A full model: folder, or hub id with an optional @revision.")
-    ],
-    base: Annotated[str, typer.Option(metavar="MODEL", help="The model it was fine-tuned from.")],
-    rank: Annotated[int, typer.Option(min=1, max=MOST_RANK, help="Rank of the LoRA.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="Folder to write the adapter to.")],
-    modules: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PATTERN",
-            help="Modules to factor, e.g. '*.q_proj'. Repeatable. Default: all linear ones that "
-            "changed.",
-        ),
-    ] = None,
-    keep_rest: Annotated[
-        bool,
-        typer.Option(
-            "--keep-rest",
-            help="Bring what else changed whole: norms, embeddings (modules_to_save), biases.",
-        ),
-    ] = False,
-    dtype: Annotated[
-        str | None,
-        typer.Option(metavar="DTYPE", help="Dtype of the adapter. Default: the model's."),
-    ] = None,
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Replace an earlier adapter in the output folder.",
-            rich_help_panel=RUNNING,
-        ),
-    ] = False,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
-) -> None:
+class Extraction(Options):
+    """What to extract, and where to."""
+
+    model: str = argument()
+    """A full model: folder, or hub id with an optional @revision."""
+
+    base: str = option(..., metavar="MODEL")
+    """The model it was fine-tuned from."""
+
+    rank: int = option(..., ge=1, le=MOST_RANK)
+    """Rank of the LoRA."""
+
+    modules: list[str] = option([], metavar="PATTERN")
+    """Modules to factor, e.g. '*.q_proj'. Repeatable. Default: all linear ones that changed."""
+
+    keep_rest: bool = False
+    """Bring what else changed whole: norms, embeddings (modules_to_save), biases."""
+
+    dtype: str | None = option(metavar="DTYPE")
+    """Dtype of the adapter. Default: the model's."""
+
+    out: Path = option(..., short="-o")
+    """Folder to write the adapter to."""
+
+
+@takes_options
+def extract_lora(asked: Extraction, earlier: Replacing, screen: JsonScreen) -> None:
     """Write the difference of two full models as a LoRA that PEFT loads.
 
         mats extract-lora finetuned --base pretrained --rank 32 --out lora
@@ -55,38 +43,25 @@ def extract_lora(
     Each layer's change is replaced by the nearest one of that rank (singular value
     decomposition); how much of it that keeps is shown, and in merge.json for each layer.
     """
-    from matsmerge.checkpoints.source import local_path
-    from matsmerge.engine.local_executor import LocalExecutor
-    from matsmerge.engine.lora_extraction import prepare_extraction
+    import matsmerge
     from matsmerge.engine.machine import keep_freed_memory
-    from matsmerge.engine.merge_file import read_merge_file
-    from matsmerge.engine.merge_run import merge_to_folder
-    from matsmerge.engine.output_folder import MANIFEST, check_target
 
-    target = local_path(out)
-    check_target(target, 0, {}, overwrite=overwrite, resume=False)
     keep_freed_memory()
-    with display.progress_bars(quiet=quiet or as_json) as bars:
-        prepared = prepare_extraction(
-            model,
-            base,
-            rank,
-            modules=modules or (),
-            keep_rest=keep_rest,
-            dtype=dtype,
+    with screen.bars() as bars:
+        made = matsmerge.extract_lora(
+            asked.model,
+            asked.base,
+            asked.rank,
+            modules=asked.modules,
+            keep_rest=asked.keep_rest,
+            dtype=asked.dtype,
+            out=asked.out,
+            executor=matsmerge.LocalExecutor(fork=True),
             progress=bars,
+            overwrite=earlier.overwrite,
         )
-        merge_to_folder(
-            prepared,
-            target,
-            executor=LocalExecutor(fork=True),
-            overwrite=overwrite,
-            progress=bars,
-        )
-    layers = read_merge_file(target / MANIFEST)["lora"]
-    if as_json:
-        print(json.dumps({"out": str(target), "layers": layers, "notes": list(prepared.notes)}))
-    elif not quiet:
-        display.show_notes(prepared.notes)
-        display.show_energies(layers)
-        display.stdout.print(f"the LoRA is in {target}")
+    layers = made.report["lora"]
+    screen.result({"out": str(asked.out), "layers": layers, "notes": list(made.notes)})
+    screen.notes(made.notes)
+    show_energies(layers, screen)
+    screen.say(f"the LoRA is in {asked.out}")

@@ -1,76 +1,150 @@
-"""Options of a command that are made from the fields of a pydantic model."""
+"""Options of commands, made from the fields of pydantic models.
+
+A parameter of a command that is such a model stands for an option for each of its fields.
+"""
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, TypeVar, get_args
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
-F = TypeVar("F", bound=Callable[..., None])
+from matsmerge.errors import RecipeError
+from matsmerge.problems import problems_of
+
+RUNNING = "Running"  # the panel of options that change how, not what
+_LIMITS = ("ge", "le", "lt")
 
 
-def takes_options_of(model: type[BaseModel]) -> Callable[[F], F]:
-    """Give a command, whose last parameter is `**options`, an option for each field of a model.
+class Options(BaseModel):
+    """Options that a command's help shows in one panel; a field's docstring is its help."""
 
-    A field says in `json_schema_extra` under which `flag`, if not its name, and in which `panel`.
-    A list is given separated by commas, if the field can be None, else by repeating the option;
-    a number that can be None is None if it is 0.
+    model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    panel: ClassVar[str | None] = None
+
+
+def option(default: Any = None, **settings: Any) -> Any:
+    """A field of which the command line is to know more than name, type and docstring.
+
+    `flag` is its name there, if another, `short` one of a letter, `metavar` what its value is
+    called, `panel` where it is shown, if not with the others. With `zero`, 0 stands for None.
+    Other settings are pydantic's, such as limits.
     """
-
-    def decorate(command: F) -> F:
-        own = list(inspect.signature(command).parameters.values())[:-1]
-        made = [_parameter(name, field) for name, field in model.model_fields.items()]
-        everything = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*own, *made)]
-        # Typer looks at both.
-        command.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
-        command.__annotations__ = {p.name: p.annotation for p in everything}
-        return command
-
-    return decorate
+    names = ("flag", "short", "metavar", "panel", "zero", "is_argument")
+    shown = {name: settings.pop(name) for name in names if name in settings}
+    return Field(default, json_schema_extra=shown, **settings)
 
 
-def values_of(model: type[BaseModel], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What the options say, by the names that the model's fields have in files."""
-    values = {}
-    for name, value in options.items():
-        field = model.model_fields[name]
-        if value is not None and _is_list(field) and not isinstance(value, list):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        elif field.annotation == int | None:
-            value = value or None
-        elif field.default is True:
-            value = not value
-        values[field.alias or name] = [] if value is None and field.default_factory else value
-    return values
+def argument(default: Any = ..., metavar: str | None = None) -> Any:
+    """A field that is given by its place on the command line, without a flag."""
+    return option(default, metavar=metavar, is_argument=True)
 
 
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    extra: Any = field.json_schema_extra
-    default, kind = field.default, field.annotation
-    settings: dict[str, Any] = {"help": field.description, "rich_help_panel": extra.get("panel")}
-    settings["metavar"] = extra.get("metavar")
-    flags = [extra.get("flag") or f"--{name.replace('_', '-')}"]
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command an option for each field of its parameters that are pydantic models.
+
+    A list is given by repeating the option, one that can be None separated by commas. A bool is a
+    switch away from what the field is by default.
+    """
+    own = inspect.signature(command).parameters.values()
+    models = {p.name: p.annotation for p in own if _is_model(p.annotation)}
+    everything: list[inspect.Parameter] = []
+    for p in own:
+        made = _parameters(models[p.name]) if p.name in models else [p]
+        everything += [m.replace(kind=inspect.Parameter.KEYWORD_ONLY) for m in made]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        for name, model in models.items():
+            given[name] = _make(model, {key: given.pop(key) for key in model.model_fields})
+        command(**given)
+
+    # Typer looks at both.
+    run.__signature__ = inspect.Signature(everything)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in everything}
+    return run
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _make(model: type[BaseModel], given: dict[str, Any]) -> BaseModel:
+    fields = model.model_fields
+    values = {fields[key].alias or key: _value(fields[key], given[key]) for key in given}
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise RecipeError(problems_of(error, model)) from error
+
+
+def _value(field: FieldInfo, given: Any) -> Any:
+    """What a field gets for what an option was given."""
+    if given is None:
+        return [] if get_origin(field.annotation) is list else None
+    if isinstance(given, str) and list[str] in get_args(field.annotation):
+        return [part.strip() for part in given.split(",") if part.strip()]
+    if _shown(field).get("zero"):
+        return given or None
+    if isinstance(given, list):
+        return [_local(one) for one in given]
+    return not given if field.default is True else _local(given)
+
+
+def _local(given: Any) -> Any:
+    """A path with `~` replaced; anything else as it is."""
+    if not isinstance(given, Path):
+        return given
+    from matsmerge.checkpoints.source import local_path
+
+    return local_path(given)
+
+
+def _parameters(model: type[BaseModel]) -> list[inspect.Parameter]:
+    panel = getattr(model, "panel", None)
+    return [_parameter(name, field, panel) for name, field in model.model_fields.items()]
+
+
+def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parameter:
+    shown, types = _shown(field), get_args(field.annotation)
+    kind: Any = field.annotation
+    default = inspect.Parameter.empty if field.is_required() else field.default
+    flag = shown.get("flag") or flag_of(name)
+    details: dict[str, Any] = {
+        "help": " ".join((field.description or "").split()),
+        "metavar": shown.get("metavar"),
+        "rich_help_panel": shown.get("panel", panel),
+    }
     if kind is bool:
-        default = False  # a switch, away from what the field is by default
-    elif _is_list(field):
-        is_repeated = field.default_factory is not None
-        kind, default = (list[str] | None if is_repeated else str | None), None
-    elif kind in (int, int | None):
-        bounds = {type(limit).__name__: limit for limit in field.metadata}
-        lowest = getattr(bounds.get("Ge"), "ge", 0)
-        settings["min"] = 0 if kind == int | None and extra.get("zero") else lowest
-        settings["max"] = bounds["Le"].le if "Le" in bounds else bounds["Lt"].lt - 1
-        if extra.get("zero"):
-            default = default or 0
-    elif kind not in (float, float | None):
+        default = False
+    elif bool in types:
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+    elif int in (kind, *types):
+        limits = {n: getattr(m, n) for m in field.metadata for n in _LIMITS if hasattr(m, n)}
+        details["min"] = 0 if shown.get("zero") else limits["ge"]
+        details["max"] = limits["le"] if "le" in limits else limits["lt"] - 1
+        default = 0 if shown.get("zero") and default is None else default
+    elif get_origin(kind) is list and not field.is_required():
+        kind, default = kind | None, None
+    elif list[str] in types or get_origin(kind) is Literal:
         kind = str | None if default is None else str
-    annotation = Annotated[kind, typer.Option(*flags, **settings)]  # type: ignore[valid-type]
+    flags = [flag, shown["short"]] if "short" in shown else [flag]
+    is_argument = shown.get("is_argument")
+    made = typer.Argument(**details) if is_argument else typer.Option(*flags, **details)
     return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
     )
 
 
-def _is_list(field: FieldInfo) -> bool:
-    return field.annotation == list[str] or list[str] in get_args(field.annotation)
+def flag_of(name: str) -> str:
+    """`--off-diagonal` of `off_diagonal`."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _shown(field: FieldInfo) -> dict[str, Any]:
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}

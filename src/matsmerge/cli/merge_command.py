@@ -1,54 +1,37 @@
 """`mats merge`."""
 
-import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from matsmerge.cli import display
-from matsmerge.cli import merge_options as options
-from matsmerge.cli.merge_display import describe, show_plan, show_solutions
+from matsmerge.byte_sizes import format_bytes, parse_bytes
+from matsmerge.cli import merge_options
+from matsmerge.cli.display import JsonScreen
+from matsmerge.cli.field_options import takes_options
+from matsmerge.cli.merge_display import describe, show_energies, show_plan, show_solutions
 from matsmerge.cli.method_flags import parse_method
-from matsmerge.cli.shared_options import AsJson, Quiet
 from matsmerge.errors import RecipeError
+from matsmerge.files.output_place import check_file
 from matsmerge.limits import MOST_KEPT
 
 if TYPE_CHECKING:
     from matsmerge import Executor, PlannedMerge, Recipe
 
 
+@takes_options
 def merge(
     context: typer.Context,
-    recipe: options.RecipeFile = None,
-    out: options.Out = None,
-    model: options.Models = None,
-    base: options.Base = None,
-    weight: options.Weights = None,
-    statistics: options.Statistics = None,
-    data: options.Data = None,
-    set_: options.Assignments = None,
-    trajectory: options.Trajectory = None,
-    trace: options.Trace = None,
-    force: options.Force = False,
-    heads: options.Heads = None,
-    ignore_tokenizers: options.IgnoreTokenizers = False,
-    allow_nonfinite: options.AllowNonfinite = False,
-    dtype: options.Dtype = None,
-    shard_size: options.ShardSize = "5GB",
-    overwrite: options.Overwrite = False,
-    output: options.OutputKind = None,
-    rank: options.Rank = None,
-    align: options.Align = None,
-    dry_run: options.DryRun = False,
-    resume: options.Resume = False,
-    verify: options.Verify = False,
-    max_memory: options.MaxMemory = None,
-    workers: options.Workers = None,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    general: merge_options.General,
+    parts: merge_options.WithoutFile,
+    solving: merge_options.Solving,
+    files: merge_options.OutputFiles,
+    adapters: merge_options.Adapters,
+    running: merge_options.Running,
+    screen: JsonScreen,
 ) -> None:
     """Merge models into one.
 
@@ -68,71 +51,65 @@ def merge(
         mats merge --method ties --align knots --model LORA1 --model LORA2 --out merged
     """
     import matsmerge
-    from matsmerge.byte_sizes import parse_bytes
-    from matsmerge.checkpoints.source import local_path
     from matsmerge.engine.machine import keep_freed_memory
     from matsmerge.engine.output_folder import check_target
-    from matsmerge.files.output_place import check_file
 
-    method = parse_method(context.obj, set_ or ())
+    method = parse_method(context.obj, parts.set_)
     changes = {
-        "heads": heads or [],
-        "dtype": dtype,
-        "trajectory": _parse_list(trajectory),
-        "output": output,
-        "rank": int(rank) if rank is not None and re.fullmatch(r"[0-9]{1,9}", rank) else rank,
-        "align": align,
-        "ignore_tokenizers": ignore_tokenizers,
+        "heads": general.heads,
+        "dtype": files.dtype,
+        "trajectory": _parse_list(solving.trajectory),
+        **dict(adapters),
+        "ignore_tokenizers": general.ignore_tokenizers,
     }
-    if recipe is not None:
-        if model or base or weight or statistics or data or method:
+    if adapters.rank is not None and re.fullmatch(r"[0-9]{1,9}", adapters.rank):
+        changes["rank"] = int(adapters.rank)
+    if general.recipe is not None:
+        if method or any(value for _, value in parts):
             raise RecipeError(
                 "a recipe file says models, base, method, weights, statistics, data and "
                 "parameters itself; give either the file or these options"
             )
-        checked, notes = _from_file(recipe, changes)
+        checked, notes = _from_file(general.recipe, changes)
     else:
-        entries = _entries(model or [], weight or [], statistics or [], data or [])
-        checked, notes = _from_options(entries, base, method, changes), []
-    memory = parse_bytes(max_memory) if max_memory else None
-    executor = matsmerge.LocalExecutor(workers, memory, fork=True)
-    max_shard_bytes = parse_bytes(shard_size)
-    if out is None and not dry_run:
+        checked, notes = _from_options(parts, method, changes), []
+    memory = parse_bytes(running.max_memory) if running.max_memory else None
+    executor = matsmerge.LocalExecutor(running.workers, memory, fork=True)
+    max_shard_bytes = parse_bytes(files.shard_size)
+    out = general.out
+    if out is None and not running.dry_run:
         raise RecipeError("say where to write the merged model with --out, or use --dry-run")
     if out is not None:
-        out = local_path(out)
-        check_target(out, 0, {}, overwrite=overwrite, resume=resume)
-    if trace is not None:
-        check_file(local_path(trace), overwrite=overwrite)
+        check_target(out, overwrite=running.overwrite, resume=running.resume)
+    if solving.trace is not None:
+        check_file(solving.trace, overwrite=running.overwrite)
 
     keep_freed_memory()
     loads = any(entry.data for entry in checked.models)
-    with display.status("loading the models", quiet=quiet or as_json or not loads):
-        planned = matsmerge.plan(checked, force=force)
-    if not quiet:
-        display.show_notes([*notes, *planned.notes])
+    with screen.status("loading the models") if loads else nullcontext():
+        planned = matsmerge.plan(checked, force=solving.force)
+    screen.notes([*notes, *planned.notes])
     _check_memory(planned, executor)
-    if dry_run or out is None:
-        show_plan(planned, executor, out, max_shard_bytes, as_json=as_json)
+    described = describe(planned, executor, max_shard_bytes)
+    if running.dry_run or out is None:
+        show_plan(planned, described, executor, out, screen)
         return
-    with display.progress_bars(quiet=quiet or as_json) as bars:
+    with screen.bars() as bars:
         merged = planned.merge(
             out,
             executor=executor,
             progress=bars,
-            overwrite=overwrite,
-            resume=resume,
-            verify=verify,
-            allow_nonfinite=allow_nonfinite,
+            overwrite=running.overwrite,
+            resume=running.resume,
+            verify=running.verify,
+            allow_nonfinite=general.allow_nonfinite,
             max_shard_bytes=max_shard_bytes,
-            trace=trace,
+            trace=solving.trace,
         )
-    if as_json:
-        print(json.dumps({"out": str(out), **describe(planned, executor, max_shard_bytes)}))
-    elif not quiet:
-        show_solutions(merged)
-        display.show_energies(merged.report.get("lora", {}))
-        display.stdout.print(f"{len(checked.models)} models merged into {out}")
+    screen.result({"out": str(out), **described})
+    show_solutions(merged, screen)
+    show_energies(merged.report.get("lora", {}), screen)
+    screen.say(f"{len(checked.models)} models merged into {out}")
 
 
 def _parse_list(text: str | None) -> list[int]:
@@ -159,22 +136,6 @@ def _parse_list(text: str | None) -> list[int]:
     return list(numbers)
 
 
-def _entries(
-    models: list[str], weights: list[float], statistics: list[str], data: list[str]
-) -> list[dict[str, Any]]:
-    """The models of a recipe, each with its weight, statistics and data."""
-    if not models:
-        raise RecipeError("no models: give a recipe file, or a --model for each model to merge")
-    entries: list[dict[str, Any]] = [{"model": path} for path in models]
-    given: dict[str, list[Any]] = {"weight": weights, "statistics": statistics, "data": data}
-    for key, values in given.items():
-        if values and len(values) != len(models):
-            raise RecipeError(f"{len(values)} times --{key} for {len(models)} models")
-        for entry, value in zip(entries, values, strict=False):
-            entry[key] = value
-    return entries
-
-
 def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[Recipe, list[str]]":
     from matsmerge.recipes.recipe import make_recipe
     from matsmerge.recipes.recipe_file import read_recipe
@@ -187,23 +148,27 @@ def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[Recipe, list[str]]
 
 
 def _from_options(
-    entries: list[dict[str, Any]],
-    base: str | None,
-    method: dict[str, Any],
-    changes: dict[str, Any],
+    parts: merge_options.WithoutFile, method: dict[str, Any], changes: dict[str, Any]
 ) -> "Recipe":
     from matsmerge.recipes.recipe import make_recipe
 
+    if not parts.model:
+        raise RecipeError("no models: give a recipe file, or a --model for each model to merge")
+    entries: list[dict[str, Any]] = [{"model": path} for path in parts.model]
+    for key in ("weight", "statistics", "data"):
+        values = getattr(parts, key)
+        if values and len(values) != len(entries):
+            raise RecipeError(f"{len(values)} times --{key} for {len(entries)} models")
+        for entry, value in zip(entries, values, strict=False):
+            entry[key] = value
     # An objective or an init without a method is the general one.
     default = "mats" if method.keys() & {"init", "objective", "solver"} else "average"
     return make_recipe(
-        {"models": entries, "base": base, "method": {"name": default, **method}, **changes}
+        {"models": entries, "base": parts.base, "method": {"name": default, **method}, **changes}
     )
 
 
 def _check_memory(planned: "PlannedMerge", executor: "Executor") -> None:
-    from matsmerge.byte_sizes import format_bytes
-
     prepared = planned.prepared
     needed = prepared.plan.peak_bytes(1) + prepared.plan.measuring_bytes
     needed += prepared.prefix.num_held_bytes if prepared.prefix else 0

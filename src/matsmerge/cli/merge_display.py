@@ -1,12 +1,13 @@
 """What `mats merge` says: before, what it would do; after, how its layers ended."""
 
-import json
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matsmerge.cli import display
+from matsmerge.byte_sizes import format_bytes
+from matsmerge.cli.display import JsonScreen, Screen
 
 if TYPE_CHECKING:
     from matsmerge import Executor, Merged, PlannedMerge
@@ -14,21 +15,14 @@ if TYPE_CHECKING:
 
 def show_plan(
     planned: "PlannedMerge",
+    plan: Mapping[str, Any],
     executor: "Executor",
     out: Path | None,
-    max_shard_bytes: int,
-    *,
-    as_json: bool,
+    screen: JsonScreen,
 ) -> None:
-    """What a merge would do, for `--dry-run`."""
-    import shutil
-
-    from matsmerge.byte_sizes import format_bytes
-
-    plan, prepared = describe(planned, executor, max_shard_bytes), planned.prepared
-    if as_json:
-        print(json.dumps(plan, indent=2))
-        return
+    """What a merge that was described would do, for `--dry-run`; even if nothing else is shown."""
+    screen.result(plan)
+    prepared = planned.prepared
     rules: Counter[str] = Counter()
     otherwise = {p.name for p in prepared.plan.otherwise}
     for parameter in prepared.plan.parameters:
@@ -57,7 +51,7 @@ def show_plan(
     if out is not None:
         parent = next(p for p in out.resolve().parents if p.exists())
         rows.append(("disk free", format_bytes(shutil.disk_usage(parent).free)))
-    display.show_table(("plan", ""), rows)
+    screen.model_copy(update={"quiet": False}).table(("plan", ""), rows)
 
 
 def describe(planned: "PlannedMerge", executor: "Executor", max_shard_bytes: int) -> dict[str, Any]:
@@ -81,7 +75,7 @@ def describe(planned: "PlannedMerge", executor: "Executor", max_shard_bytes: int
     }
 
 
-def show_solutions(merged: "Merged") -> None:
+def show_solutions(merged: "Merged", screen: Screen) -> None:
     """How the layers' systems ended, by objective; the text says what to try next."""
     from matsmerge.linalg.system import Status
 
@@ -98,8 +92,27 @@ def show_solutions(merged: "Merged") -> None:
         how = f", {_span(iterations)} iterations" if iterations[-1] else ""
         left = f", objective {falls[len(falls) // 2]:.1%} of the init's (median)" if falls else ""
         num = f"{len(reports)} layer{'s' if len(reports) > 1 else ''}"
-        text = f"{num}, {objective}{how}{left}: {Status[status.upper()].value}"
-        display.stdout.print(text, soft_wrap=True)
+        screen.say(f"{num}, {objective}{how}{left}: {Status[status.upper()].value}")
+
+
+def show_energies(layers: Mapping[str, Mapping[str, Any]], screen: Screen) -> None:
+    """What the layers of a LoRA keep of their change, where that is not all of it."""
+    energies = sorted(float(layer["energy"]) for layer in layers.values())
+    if not energies:
+        return
+    ranks = sorted({int(layer["rank"]) for layer in layers.values()})
+    of = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
+    if energies[0] > 0.9999:
+        text = f"LoRA of {of}, {len(energies)} layers: all of the merged change"
+    else:
+        least = min(layers, key=lambda module: layers[module]["energy"])
+        text = (
+            f"LoRA of {of}, {len(energies)} layers: keeps {energies[len(energies) // 2]:.1%} of "
+            f"the merged change (median over layers, squared norm), at least {energies[0]:.1%} "
+            f"({least}); more with a larger --rank, all of it in a full model. Each layer is in "
+            "merge.json"
+        )
+    screen.say(text)
 
 
 def _span(numbers: list[int]) -> str:

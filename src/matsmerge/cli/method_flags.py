@@ -4,15 +4,16 @@ They are made from the fields of the classes, and only when the command is asked
 take a second to import. `--scale 0.3` is the same as `--set scale=0.3`.
 """
 
-import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic import create_model
 from typer.core import TyperCommand
 
-from matsmerge.cli.merge_options import SOLVING, WITHOUT_FILE
+from matsmerge.cli.field_options import flag_of, option, takes_options
+from matsmerge.cli.merge_options import Solving, WithoutFile
 from matsmerge.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def parse_method(flags: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
     from matsmerge.recipes.method_spec import set_parameter
 
     method = {
-        key: parse_yaml(value, _flag(key), RecipeError) if isinstance(value, str) else value
+        key: parse_yaml(value, flag_of(key), RecipeError) if isinstance(value, str) else value
         for key, value in flags.items()
         if value is not None
     }
@@ -60,16 +61,11 @@ def parse_method(flags: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
 def made_params() -> list[Any]:
     """The flags as typer makes them for a function that has them as its parameters."""
 
-    def holder() -> None: ...
+    def holder(flags: Any) -> None: ...
 
-    holder.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=flag)
-            for name, flag in _flags()
-        ]
-    )
+    holder.__annotations__["flags"] = create_model("MethodFlags", **dict(_flags()))
     app = typer.Typer(add_completion=False)
-    app.command()(holder)
+    app.command()(takes_options(holder))
     command: Any = typer.main.get_command(app)
     return list(command.params)
 
@@ -79,13 +75,13 @@ def _flags() -> Iterator[tuple[str, Any]]:
     from matsmerge.methods.parts import Parts, tables
 
     methods, objectives, solvers = tables().values()
-    yield "method", _made("method", None, f"How to merge: {', '.join(methods)}.", WITHOUT_FILE)
+    yield "method", _made(None, f"How to merge: {', '.join(methods)}.", WithoutFile.panel)
     solving = {name: cls for name, cls in methods.items() if issubclass(cls, Parts)}
     others = {name: cls for name, cls in methods.items() if name not in solving}
     fields: dict[str, tuple[str, FieldInfo, list[str]]] = {}
     for panel, table in (
         ("Options of methods, also as the init of mats", others),
-        (SOLVING, solving),
+        (Solving.panel, solving),
         ("Options of objectives", objectives),
         ("Options of solvers", solvers),
     ):
@@ -96,26 +92,20 @@ def _flags() -> Iterator[tuple[str, Any]]:
         text = field.description or ""
         if not text.split(" ")[0].endswith(":"):  # of a value that is written like this
             text = text[:1].upper() + text[1:]
-        of = "" if panel == SOLVING else f" ({', '.join(owners)})"
+        of = "" if panel == Solving.panel else f" ({', '.join(owners)})"
         if name in ("objective", "solver"):
             of = f": {', '.join(tables()[name])}"
         if name in tables() or _is_scalar(field.annotation):
-            yield name, _made(name, field.annotation, f"{text}{of}.", panel)
+            yield name, _made(field.annotation, f"{text}{of}.", panel)
 
 
 def _is_scalar(kind: Any) -> bool:
     return kind is bool or kind in _METAVARS or get_origin(kind) is Literal
 
 
-def _made(name: str, kind: Any, text: str, panel: str) -> Any:
-    flag = _flag(name)
+def _made(kind: Any, text: str, panel: str | None) -> Any:
+    """A field of which a model can be made."""
     if kind is bool:
-        both = f"{flag}/--no-{flag.removeprefix('--')}"
-        return Annotated[bool | None, typer.Option(both, help=text, rich_help_panel=panel)]
+        return bool | None, option(description=text, panel=panel)
     metavar = "|".join(get_args(kind)) or _METAVARS.get(kind, "NAME")
-    option = typer.Option(flag, help=text, metavar=metavar, rich_help_panel=panel)
-    return Annotated[str | None, option]
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+    return str | None, option(description=text, panel=panel, metavar=metavar)

@@ -1,25 +1,52 @@
 """Options that several commands have."""
 
-from typing import Annotated, Any
+from collections.abc import Iterable
 
-import typer
-
+from matsmerge.cli.field_options import RUNNING, Options, option
+from matsmerge.errors import RecipeError
 from matsmerge.limits import MOST_AT_ONCE
 
-RUNNING = "Running"  # the panel of options that change how, not what
+
+class Replacing(Options):
+    """What becomes of an earlier output in the same place."""
+
+    panel = RUNNING
+
+    overwrite: bool = False
+    """Replace what an earlier run wrote there."""
 
 
-def option(text: str, *names: str, panel: str | None = None, **details: Any) -> Any:
-    """An option of a command: what its help says, its names if not the parameter's own."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **details)
+class Resuming(Replacing):
+    """What becomes of an earlier run, finished or not, in the same place."""
+
+    resume: bool = False
+    """Continue an earlier run that was interrupted."""
 
 
-Quiet = Annotated[bool, option("Show errors only.", "--quiet", "-q", panel=RUNNING)]
-AsJson = Annotated[bool, option("Print the result as JSON.", "--json", panel=RUNNING)]
-BatchSize = Annotated[
-    int, option("Examples at once, at most.", min=1, max=MOST_AT_ONCE, panel=RUNNING)
-]
-MaxTokens = Annotated[
-    int,
-    option("Tokens at once, at most, with padding.", min=1, max=MOST_AT_ONCE, panel=RUNNING),
-]
+class BatchSize(Options):
+    """How many examples a model gets at once."""
+
+    panel = RUNNING
+
+    batch_size: int = option(32, ge=1, le=MOST_AT_ONCE)
+    """Examples at once, at most."""
+
+
+class Batches(BatchSize):
+    """How much a model gets at once."""
+
+    max_tokens: int = option(4096, ge=1, le=MOST_AT_ONCE)
+    """Tokens at once, at most, with padding."""
+
+
+def parse_pairs(flag: str, given: Iterable[str], form: str) -> dict[str, str]:
+    """`{"text": "sentence", "label": "gold"}` from `["text=sentence", "label=gold"]`."""
+    pairs: dict[str, str] = {}
+    for text in given:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not (name and equals and value):
+            raise RecipeError(f"{flag}: expected {form}, found '{text.strip()}'")
+        if name in pairs:
+            raise RecipeError(f"{flag}: '{name}' is given twice")
+        pairs[name] = value
+    return pairs

@@ -1,14 +1,17 @@
 """`mats stats`, and what `mats inspect` shows of statistics."""
 
-import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from matsmerge.cli import collect_command, display
-from matsmerge.cli.shared_options import RUNNING, Quiet
+from matsmerge.byte_sizes import format_bytes
+from matsmerge.cli import collect_command
+from matsmerge.cli.display import JsonScreen, Screen
+from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.shared_options import Replacing
 
 if TYPE_CHECKING:
     from matsmerge.statistics.spectra import Spectrum
@@ -17,32 +20,26 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Work with files of statistics.", no_args_is_help=True)
 
 
-@app.callback()
-def _options() -> None:
-    """Work with files of statistics."""
+class Combination(Options):
+    """What to combine, and where to."""
+
+    files: list[str] = argument(metavar="FILES...")
+    """Files that `mats collect` wrote."""
+
+    out: Path = option(..., short="-o", metavar="FILE")
+    """File to write, NAME.safetensors."""
+
+    dtype: str = "float32"
+    """Of the file: float32, bfloat16, float64."""
+
+    force: bool = False
+    """Also where they are of different models."""
 
 
 @app.command()
-def combine(
-    files: Annotated[
-        list[str], typer.Argument(help="Files that `mats collect` wrote.", metavar="FILES...")
-    ],
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="File to write, NAME.safetensors.", metavar="FILE")
-    ],
-    dtype: Annotated[
-        str, typer.Option(help="Of the file: float32, bfloat16, float64.")
-    ] = "float32",
-    force: Annotated[
-        bool, typer.Option("--force", help="Also where they are of different models.")
-    ] = False,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the file.", rich_help_panel=RUNNING)
-    ] = False,
-    quiet: Quiet = False,
-) -> None:
+@takes_options
+def combine(asked: Combination, earlier: Replacing, screen: Screen) -> None:
     """Add up statistics of one model on several parts of its data; each counts by its size."""
-    from matsmerge.checkpoints.source import local_path
     from matsmerge.statistics.collection_run import check_output
     from matsmerge.statistics.statistics_file import (
         open_statistics,
@@ -51,17 +48,16 @@ def combine(
     )
     from matsmerge.statistics.statistics_sum import combine as combine_statistics
 
-    parse_dtype(dtype)
-    check_output(local_path(out), overwrite=overwrite, resume=False)
-    parts = [open_statistics(file) for file in files]
-    combined = combine_statistics(parts, force=force)
-    save_statistics(combined, out, dtype)
-    if not quiet:
-        sizes = " + ".join(str(part.header.num_examples) for part in parts)
-        display.stdout.print(f"{sizes} = {combined.header.num_examples} examples in {out}")
+    parse_dtype(asked.dtype)
+    check_output(asked.out, overwrite=earlier.overwrite, resume=False)
+    parts = [open_statistics(file) for file in asked.files]
+    combined = combine_statistics(parts, force=asked.force)
+    save_statistics(combined, asked.out, asked.dtype)
+    sizes = " + ".join(str(part.header.num_examples) for part in parts)
+    screen.say(f"{sizes} = {combined.header.num_examples} examples in {asked.out}")
 
 
-def inspect(path: str, model: str | None, *, quiet: bool, as_json: bool) -> None:
+def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
     """Show a file of statistics, or check that it is a model's."""
     from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.statistics.statistics import check_belongs
@@ -70,56 +66,45 @@ def inspect(path: str, model: str | None, *, quiet: bool, as_json: bool) -> None
     statistics = open_statistics(path)
     if model is not None:
         check_belongs(statistics, open_checkpoint(model))
-        if not quiet:
-            display.stdout.print(f"{path} was collected from {model}")
+        screen.result({"path": path, "model": model})
+        if not screen.quiet:
+            screen.say(f"{path} was collected from {model}")
         return
-    rows = list(_matrices(statistics, quiet=quiet or as_json))
-    if as_json:
-        content = {
-            "path": path,
-            "header": statistics.header.model_dump(),
-            "spectra": {
-                key: asdict(found) | {"condition": None if found.is_singular else found.condition}
-                for key, _, _, found in rows
-            },
-        }
-        print(json.dumps(content, indent=2))
-        return
-    _show(path, statistics, rows)
+    spectra = _spectra(statistics, screen)
+    content = {
+        "path": path,
+        "header": statistics.header.model_dump(),
+        "spectra": {
+            key: asdict(found) | {"condition": None if found.is_singular else found.condition}
+            for key, found in spectra.items()
+        },
+    }
+    screen.result(content)
+    _show(path, statistics, spectra, screen)
 
 
-def _matrices(
-    statistics: "Statistics", *, quiet: bool
-) -> "list[tuple[str, list[str], int, Spectrum]]":
-    """Every second moment: key, who has it, bytes stored, spectrum."""
+def _spectra(statistics: "Statistics", screen: Screen) -> "dict[str, Spectrum]":
+    """The spectrum of every second moment, by its key."""
     from matsmerge.statistics.spectra import spectrum
     from matsmerge.statistics.statistics import MAIN
 
-    sharing: dict[str, list[str]] = {}
-    for m in statistics.header.maps:
-        if m.inputs is not None:
-            sharing.setdefault(f"inputs/{m.inputs}", []).append(m.module)
     keys = [
-        key
+        name.removeprefix(f"{MAIN}/")
         for name, form in statistics.header.forms.items()
         if name.startswith(f"{MAIN}/") and form in ("symmetric", "diagonal", "rows")
-        for key in [name.removeprefix(f"{MAIN}/")]
     ]
-    found = []
-    with display.status("computing spectra", quiet=quiet):
-        for key in keys:
-            num_bytes = statistics.arrays.specs[f"{MAIN}/{key}"].num_bytes
-            of = sharing.get(key, [key.partition("/")[2]])
-            found.append((key, of, num_bytes, spectrum(statistics.array(key))))
-    return found
+    with screen.status("computing spectra"):
+        return {key: spectrum(statistics.array(key)) for key in keys}
 
 
-def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
-    from matsmerge.byte_sizes import format_bytes
+def _show(
+    path: str, statistics: "Statistics", spectra: "dict[str, Spectrum]", screen: Screen
+) -> None:
     from matsmerge.statistics.kinds import KINDS
+    from matsmerge.statistics.statistics import MAIN
 
-    header = statistics.header
-    total = sum(spec.num_bytes for spec in statistics.arrays.specs.values())
+    header, specs = statistics.header, statistics.arrays.specs
+    total = sum(spec.num_bytes for spec in specs.values())
     sets = ", ".join(f"{name} {s.num_examples}" for name, s in header.sets.items())
     facts = {
         "model": f"{header.model.name} (fingerprint {header.model.fingerprint[:16]})",
@@ -130,25 +115,24 @@ def _show(path: str, statistics: "Statistics", rows: list[Any]) -> None:
         "loss": f"{header.options.reduction} over tokens",
         "versions": ", ".join(f"{name} {v}" for name, v in header.versions.items()),
     }
-    display.stdout.print(path, style="bold")
-    for name, value in facts.items():
-        display.stdout.print(f"{name + ':':10} {value}", soft_wrap=True)
-    display.stdout.print()
-    collect_command.show_kinds(statistics)
+    screen.say(path, style="bold")
+    screen.say(*(f"{name + ':':10} {value}" for name, value in facts.items()), "")
+    collect_command.show_kinds(statistics, screen)
+    sharing = Counter(f"inputs/{m.inputs}" for m in header.maps)
     for kind in KINDS.values():
         cells = [
             (
                 key.removeprefix(f"{kind.array}/"),
-                str(len(of)),
+                str(sharing[key] or 1),
                 str(found.dim),
-                format_bytes(num_bytes),
+                format_bytes(specs[f"{MAIN}/{key}"].num_bytes),
                 f"{found.effective_rank:.1f}",
                 "singular" if found.is_singular else f"{found.condition:.1e}",
             )
-            for key, of, num_bytes, found in rows
+            for key, found in spectra.items()
             if key.startswith(f"{kind.array}/")
         ]
         if cells and kind.title:
             columns = ("", "shared by", "dim", "size", "eff. rank", "condition")
-            display.stdout.print()
-            display.show_table(columns, cells, kind.title)
+            screen.say("")
+            screen.table(columns, cells, kind.title)

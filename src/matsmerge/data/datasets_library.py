@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.data.row_problems import library_errors
 from matsmerge.errors import DataError, closest
 from matsmerge.optional_import import import_optional
 
@@ -38,15 +38,11 @@ def read_parquet(path: Path) -> tuple[list[str], LazyRows]:
     times, which takes a few bytes in the file, then takes a few in memory.
     """
     parquet = import_optional("pyarrow.parquet")
-    try:
+    with library_errors(f"{path}: not a readable Parquet file"):
         with parquet.ParquetFile(path) as file:
             columns = _check_parquet(path, file)
         with parquet.ParquetFile(path, read_dictionary=columns) as file:
             table = file.read()
-    except DataError:
-        raise
-    except Exception as error:  # pyarrow raises many types for damaged files
-        raise DataError(f"{path}: not a readable Parquet file ({first_line(error)})") from error
     return list(table.column_names), LazyRows(
         len(table), lambda i: table.slice(i, 1).to_pylist()[0]
     )
@@ -79,10 +75,8 @@ def is_saved_dataset(folder: Path) -> bool:
 def load_saved_dataset(folder: Path, split: str | None) -> tuple[list[str], LazyRows]:
     """Columns and rows of a folder written by `save_to_disk`."""
     datasets = import_optional("datasets")
-    try:
+    with library_errors(f"{folder}: the dataset cannot be read"):
         loaded = datasets.load_from_disk(str(folder))
-    except Exception as error:  # as above
-        raise DataError(f"{folder}: the dataset cannot be read ({first_line(error)})") from error
     return _rows(str(folder), loaded, split)
 
 
@@ -94,14 +88,12 @@ def load_hub_dataset(
     options: dict[str, Any] = {"revision": revision} if revision else {}
     if "trust_remote_code" in inspect.signature(datasets.load_dataset).parameters:
         options["trust_remote_code"] = False  # newer versions cannot run code at all
-    try:
+    with library_errors(
+        f"{name}: no such local path, and the hub did not provide the dataset",
+        "; check the spelling, the network, a configuration as in 'owner/name:config', and "
+        "`hf auth login` for a private dataset",
+    ):
         loaded = datasets.load_dataset(name, config, **options)
-    except Exception as error:  # network, spelling, permissions, damage: each its own type
-        raise DataError(
-            f"{name}: no such local path, and the hub did not provide the dataset "
-            f"({first_line(error)}); check the spelling, the network, a configuration as in "
-            "'owner/name:config', and `hf auth login` for a private dataset"
-        ) from error
     return _rows(name, loaded, split)
 
 

@@ -2,7 +2,8 @@
 
 import io
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +53,11 @@ def image_source(value: Any, folder: Path | None) -> Any:
                 f"image '{value}': expected a path inside of the data's folder {folder or ''}"
             )
         return path
-    if isinstance(value, (list, tuple)):
-        return _checked_array(value)
     if isinstance(value, (bytes, bytearray)):
         return bytes(value)
     if isinstance(value, Path) or hasattr(value, "convert"):
         return value
-    if hasattr(value, "__array__"):
+    if isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
         return _checked_array(value)
     raise DataError(
         f"'image': expected a path, bytes, an image of PIL or an array, found {describe(value)}"
@@ -69,56 +68,43 @@ def check_image(source: Any) -> None:
     """Refuse what is no image, without decoding it."""
     if isinstance(source, (Path, bytes)):
         with _opened(source) as image:
-            _attempt(source, image.verify)
+            image.verify()
 
 
 def open_image(source: Any, mode: str) -> Any:
     """The image itself, in a mode of PIL (`RGB`, `L`)."""
     if isinstance(source, np.ndarray):
-        return import_optional("PIL.Image").fromarray(source).convert(mode)
+        source = import_optional("PIL.Image").fromarray(source)
     if not isinstance(source, (Path, bytes)):
         return source.convert(mode)
     with _opened(source) as image:
-        return _attempt(source, lambda: image.convert(mode))
+        return image.convert(mode)
 
 
-def _opened(source: Path | bytes) -> Any:
+@contextmanager
+def _opened(source: Path | bytes) -> Iterator[Any]:
+    """An image that is not decoded yet; errors on it, also of its user, name where it is from."""
     library = import_optional("PIL.Image")
+    name = str(source) if isinstance(source, Path) else f"image of {len(source)} bytes"
     if isinstance(source, Path) and not source.is_file():
         raise DataError(f"{source}: no such file")
-
-    def open_checked() -> Any:
+    size = "too many"
+    try:
         with warnings.catch_warnings():
             # PIL warns of what it only refuses at twice the size.
             warnings.simplefilter("ignore", library.DecompressionBombWarning)
-            image = library.open(source if isinstance(source, Path) else io.BytesIO(source))
-        width, height = image.size
-        if width * height > _MAX_PIXELS:
-            image.close()
-            raise DataError(_too_large(f"{width} x {height}"))
-        return image
-
-    return _attempt(source, open_checked)
-
-
-def _too_large(size: str) -> str:
-    return f"an image of {size} pixels, expected at most {_MAX_PIXELS:,}; make it smaller"
-
-
-def _named(source: Path | bytes) -> str:
-    return str(source) if isinstance(source, Path) else f"image of {len(source)} bytes"
-
-
-def _attempt(source: Path | bytes, action: Any) -> Any:
-    library = import_optional("PIL.Image")
-    try:
-        return action()
-    except DataError as error:
-        raise DataError(f"{_named(source)}: {error}") from error
+            opened = library.open(source if isinstance(source, Path) else io.BytesIO(source))
+        with opened as image:
+            if image.width * image.height > _MAX_PIXELS:
+                size = f"{image.width} x {image.height}"
+                raise library.DecompressionBombError
+            yield image
     except library.DecompressionBombError as error:
-        raise DataError(f"{_named(source)}: {_too_large('too many')}") from error
+        raise DataError(
+            f"{name}: an image of {size} pixels, expected at most {_MAX_PIXELS:,}; make it smaller"
+        ) from error
     except Exception as error:  # each format has its own way to be damaged
-        raise DataError(f"{_named(source)}: not a readable image ({error})") from error
+        raise DataError(f"{name}: not a readable image ({error})") from error
 
 
 def _checked_array(value: Any) -> Any:

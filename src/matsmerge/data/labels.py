@@ -6,72 +6,63 @@ from typing import Any
 from torch import nn
 
 from matsmerge.data.row_problems import describe, quote
-from matsmerge.data.row_values import is_whole_number
 from matsmerge.errors import DataError, closest
 
 
 class Labels:
-    """The classes of a model; a label in data is a class's number or its name."""
+    """What labels in data stand for: the classes of a model, or choices, by number or name."""
 
-    def __init__(self, num_classes: int, numbers: Mapping[str, int]) -> None:
-        self.num_classes = num_classes
+    def __init__(
+        self, num: int, numbers: Mapping[str, int], what: str = "class of the model"
+    ) -> None:
+        self._num = num
         self._numbers = numbers
+        self._what = what  # one of them
 
     @classmethod
     def of_model(cls, model: nn.Module, names: Sequence[str] | None) -> "Labels":
         """The classes a model's configuration lists, or those with other names."""
         config: Any = model.config
-        num_classes = int(config.num_labels)
-        if num_classes < 2 or getattr(config, "problem_type", None) in (
-            "regression",
-            "multi_label_classification",
-        ):
+        num_classes, problem = int(config.num_labels), getattr(config, "problem_type", None)
+        if num_classes < 2 or problem in ("regression", "multi_label_classification"):
             raise DataError(
-                f"the model has {num_classes} outputs and the problem type "
-                f"'{getattr(config, 'problem_type', None)}'; expected one that chooses one of "
-                "several classes (regression and several labels at once are not supported)"
+                f"the model has {num_classes} outputs and the problem type '{problem}'; expected "
+                "one that chooses one of several classes (regression and several labels at once "
+                "are not supported)"
             )
+        own = {str(name): int(number) for name, number in (config.label2id or {}).items()}
         if names is None:
-            return cls(num_classes, {str(k): int(v) for k, v in (config.label2id or {}).items()})
+            return cls(num_classes, own)
         if len(set(names)) != num_classes or len(names) != num_classes:
             raise DataError(
                 f"expected {num_classes} different names of classes, as the model has outputs, "
                 f"found {len(names)}: {', '.join(names)}"
             )
-        own = {str(k): int(v) for k, v in (config.label2id or {}).items()}
-        if own.keys() == set(names) and any(own[name] != n for n, name in enumerate(names)):
+        given = {name: number for number, name in enumerate(names)}
+        if own.keys() == given.keys() and own != given:
             order = ", ".join(sorted(own, key=lambda name: own[name]))
             raise DataError(
                 f"labels: the model has the same classes in another order, {order}; give them in "
                 "that order, or leave them out"
             )
-        return cls(num_classes, {name: number for number, name in enumerate(names)})
+        return cls(num_classes, given)
 
-    def number(self, value: object) -> int:
-        """The class that a label in data stands for."""
-        if isinstance(value, str) and value in self._numbers:
-            return self._in_range(self._numbers[value])
-        if isinstance(value, str) and not is_whole_number(value):
+    def number(self, value: Any) -> int:
+        """Which one a label in data stands for; files without types write numbers as text."""
+        if isinstance(value, str):
+            digits = value.strip().removeprefix("-")
+            if value not in self._numbers and not (digits.isdecimal() and len(digits) < 20):
+                near = closest(value, self._numbers)
+                raise DataError(f"label {quote(value)} is no {self._what}{near}")
+            value = self._numbers[value] if value in self._numbers else int(value)
+        number = value.item() if hasattr(value, "item") else value  # arrays hold it in types
+        if not isinstance(number, int):
             raise DataError(
-                f"label {quote(value)} is no class of the model{closest(value, self._numbers)}"
+                f"expected a label from 0 to {self._num - 1} or the name of a {self._what}, "
+                f"found {describe(number)}"
             )
-        return self._in_range(whole_number(value, self.num_classes, "name"))
-
-    def _in_range(self, number: int) -> int:
-        if not 0 <= number < self.num_classes:
+        if not 0 <= number < self._num:
             raise DataError(
-                f"label {number} is out of range; the model has {self.num_classes} classes, "
-                f"0 to {self.num_classes - 1}"
+                f"label {number} is out of range; expected a {self._what} from 0 to {self._num - 1}"
             )
-        return number
-
-
-def whole_number(label: Any, num: int, otherwise: str) -> int:
-    """A label as a number; files without types write it as text, arrays hold it in types."""
-    plain = int(label) if isinstance(label, str) else label
-    plain = plain.item() if hasattr(plain, "item") else plain
-    if not isinstance(plain, int):
-        raise DataError(
-            f"expected a label from 0 to {num - 1} or a {otherwise}, found {describe(plain)}"
-        )
-    return int(plain)
+        return int(number)

@@ -8,16 +8,15 @@ looks like is refused then, and what is left can be read line by line.
 import codecs
 import gzip
 import io
-import os
-import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from matsmerge.errors import DataError
+from matsmerge.files.guarded_files import open_regular
 
 MAX_LINE_BYTES = 4 * 2**20  # a long book, or an image of 700 x 500 written as numbers
 _MAX_TEXT_BYTES = 2**30
@@ -48,7 +47,7 @@ def measure_text(path: Path, *, has_lines: bool = True) -> MeasuredText:
     """
     with _errors(path), _opened(path) as file:
         stored_bytes = path.stat().st_size
-        most = min(_MAX_TEXT_BYTES, max(_SMALL_BYTES, _MAX_RATIO * stored_bytes))
+        most = max(_SMALL_BYTES, _MAX_RATIO * stored_bytes)
         decoder = codecs.getincrementaldecoder("utf-8")()
         num_bytes = num_lines = num_opening = line_bytes = 0
         while piece := file.read(_PIECE):
@@ -65,30 +64,24 @@ def measure_text(path: Path, *, has_lines: bool = True) -> MeasuredText:
                     "long texts, and give images as files of their own"
                 )
             num_lines += max(piece.count(b"\n"), piece.count(b"\r"))
-            _check_size(path, num_bytes, most, stored_bytes)
-            if num_lines > _MAX_LINES or num_opening > _MAX_OPENING:
-                what = f"{_MAX_LINES:,} lines" if num_lines > _MAX_LINES else "10 million values"
+            for num, limit, what in (
+                (num_bytes, _MAX_TEXT_BYTES, "bytes of text"),
+                (num_lines, _MAX_LINES, "lines"),
+                (num_opening, _MAX_OPENING, "values"),
+            ):
+                if num > limit:
+                    raise DataError(
+                        f"{path}: has more than {limit:,} {what}; take a part of it "
+                        "(head -n 1000000), or convert it to Parquet"
+                    )
+            if num_bytes > most:
                 raise DataError(
-                    f"{path}: has more than {what}; take a part of it (head -n 1000000), or "
-                    "convert it to Parquet"
+                    f"{path}: {stored_bytes:,} bytes decompress to more than {most:,}, "
+                    f"{_MAX_RATIO} times as much, which text hardly does; if it is what it should "
+                    "be, decompress it first (gunzip)"
                 )
         _check_utf8(path, decoder, b"", num_bytes, num_lines)
     return MeasuredText(path, num_bytes)
-
-
-def _check_size(path: Path, num_bytes: int, most: int, stored_bytes: int) -> None:
-    if num_bytes <= most:
-        return
-    if most < _MAX_TEXT_BYTES:
-        raise DataError(
-            f"{path}: {stored_bytes:,} bytes decompress to more than {most:,}, {_MAX_RATIO} times "
-            "as much, which text hardly does; if it is what it should be, decompress it first "
-            "(gunzip)"
-        )
-    raise DataError(
-        f"{path}: has more than {most:,} bytes of text; take a part of it (head -n 1000000), or "
-        "convert it to Parquet"
-    )
 
 
 def _check_utf8(
@@ -108,12 +101,8 @@ def _check_utf8(
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    # Opening a pipe would wait for its other end.
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise DataError(f"{path}: not a regular file; save the data to a file first")
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    with open_regular(path, DataError) as file:
         if path.suffix.lower() != ".gz":
             yield file
             return

@@ -1,6 +1,10 @@
 """Saying what is wrong with data: all of it, but not too much at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.errors import DataError
 
 MAX_SHOWN = 10
 _ENOUGH = 1000
@@ -17,27 +21,37 @@ class Problems:
         self._num += len(problems)
         self._shown += problems[: MAX_SHOWN - len(self._shown)]
 
-    def __bool__(self) -> bool:
-        return self._num > 0
-
     @property
     def are_enough(self) -> bool:
         """Is it no use to look for more?"""
         return self._num >= _ENOUGH
 
-    @property
-    def shown(self) -> list[str]:
+    def refuse(self) -> None:
+        """Raise an error if there are any."""
         more = self._num - len(self._shown)
-        if not more:
-            return list(self._shown)
-        return [*self._shown, f"and {'at least ' if self.are_enough else ''}{more} more"]
+        if more:
+            self._shown.append(f"and {'at least ' if self.are_enough else ''}{more} more")
+        if self._shown:
+            raise DataError(self._shown)
 
 
-def shorten(problems: Sequence[str]) -> list[str]:
-    """The first ten problems and how many more there are."""
+def refuse(problems: Iterable[str]) -> None:
+    """Raise the first ten problems and how many more there are, if there are any."""
     found = Problems()
-    found.add(*problems)
-    return found.shown
+    for problem in problems:
+        found.add(problem)
+    found.refuse()
+
+
+@contextmanager
+def library_errors(problem: str, advice: str = "") -> Iterator[None]:
+    """Turn whatever a library raises into an error that says this and what the library said."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # each library and each format has its own ways to fail
+        raise DataError(f"{problem} ({first_line(error)}){advice}") from error
 
 
 def quote(text: str) -> str:

@@ -55,9 +55,3 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
     if column not in row:
         raise DataError(f"'{column}': there is none in this row")
     return row[column]
-
-
-def is_whole_number(text: str) -> bool:
-    """Is it a number that a label could be? Files without types write numbers as text."""
-    digits = text.strip().removeprefix("-")
-    return digits.isdecimal() and len(digits) < 20

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.data.measured_text import MAX_LINE_BYTES, MeasuredText, measure_text
-from matsmerge.data.row_problems import Problems, describe
+from matsmerge.data.row_problems import Problems, describe, refuse
 from matsmerge.errors import DataError
 
 Row = dict[str, Any]
@@ -43,12 +43,11 @@ def _json_array(text: MeasuredText) -> list[Row]:
         raise DataError(f"{path}: damaged JSON ({error})") from error
     except RecursionError as error:
         raise DataError(f"{path}: damaged JSON (nested too deeply)") from error
-    problems = Problems()
-    for n, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            problems.add(f"{path}: item {n}: expected an object, found {describe(row)}")
-    if problems:
-        raise DataError(problems.shown)
+    refuse(
+        f"{path}: item {n}: expected an object, found {describe(row)}"
+        for n, row in enumerate(rows, 1)
+        if not isinstance(row, dict)
+    )
     return list(rows)
 
 
@@ -75,8 +74,7 @@ def _json_lines(path: Path) -> list[Row]:
                 rows.append(row)
             else:
                 problems.add(f"{path}: line {number}: expected an object, found {describe(row)}")
-    if problems:
-        raise DataError(problems.shown)
+    problems.refuse()
     return rows
 
 
@@ -104,8 +102,7 @@ def _delimited(path: Path, delimiter: str) -> list[Row]:
                 problems.add(f"{path}: line {reader.line_num}: {error}")
     finally:
         csv.field_size_limit(limit)
-    if problems:
-        raise DataError(problems.shown)
+    problems.refuse()
     return rows
 
 

@@ -1,7 +1,7 @@
 """What is written of merged adapters: an adapter again, or the full model it makes of its base."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -37,22 +37,22 @@ class Finish:
 
 @dataclass(frozen=True)
 class AdapterOutput:
-    """An adapter to write, or to fold into its base.
+    """An adapter to write, or to fold into its base; of full models there is nothing to say.
 
     `layers` are the weights that a LoRA is made of while they are merged, by name; `names` what
     other tensors are called in the adapter.
     """
 
-    config: Mapping[str, Any] | None  # of the adapter that is written
-    layers: Mapping[str, LoraLayer]
-    names: Mapping[str, str]
+    config: Mapping[str, Any] | None = None  # of the adapter that is written
+    layers: Mapping[str, LoraLayer] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
     finish: Finish | None = None
 
 
 def plan_output(
     recipe: Recipe, inputs: Inputs, alignment: Alignment, rules: Mapping[str, Rule]
-) -> AdapterOutput | None:
-    """What to write, or None for full models as they are merged."""
+) -> AdapterOutput:
+    """What to write of adapters; full models are written as they are merged."""
     if inputs.view == "vectors":
         output = _vectors(recipe, inputs, alignment)
     elif inputs.view == "joint":
@@ -60,7 +60,7 @@ def plan_output(
     elif inputs.writes_adapter:
         output = _folded(recipe, inputs, alignment)
     else:
-        return None
+        return AdapterOutput()
     if output.config is not None and any(model.heads for model in alignment.models):
         # For a task with a head PEFT would look for one in the adapter.
         return replace(output, config={**output.config, "task_type": None})
@@ -71,17 +71,14 @@ def _vectors(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOut
     adapters = list(inputs.adapters.values())
     content = ia3_config(adapters, _modules_to_save(inputs, alignment))
     if inputs.writes_adapter:
-        return AdapterOutput(content, {}, {})
-    config = AdapterConfig(adapters[0].config.path, adapters[0].kind, content)
-    reference = alignment.models[0]
-    specs = {name: reference.spec(name) for name in alignment.names}
-    return AdapterOutput(None, {}, {}, _folding(recipe, inputs, config, specs))
+        return AdapterOutput(content)
+    specs = {name: alignment.models[0].spec(name) for name in alignment.names}
+    return AdapterOutput(finish=_folding(recipe, inputs, content, specs))
 
 
 def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutput:
     """The layers of a LoRA: all weights that some adapter changes."""
-    dtype = _dtype(recipe, inputs)
-    models = [m for m in inputs.models.values() if isinstance(m, AdaptedCheckpoint)]
+    dtype, models = _dtype(recipe, inputs), inputs.on_base.values()
     layers: dict[str, LoraLayer] = {}
     names: dict[str, str] = {}
     for name in alignment.names:
@@ -93,7 +90,7 @@ def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutp
         if found and not whole:
             first, change = found[0]
             ranks = sum(c.low_rank.rank for _, c in found if c.low_rank is not None)
-            layer = LoraLayer(
+            layers[name] = LoraLayer(
                 first.fitted.modules[stored],
                 tuple(alignment.models[0].spec(name).shape),
                 ranks if not isinstance(recipe.rank, int) else recipe.rank,
@@ -101,18 +98,12 @@ def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutp
                 change.is_transposed,
                 "embedding_A" in first.adapter.modules[first.fitted.modules[stored]],
             )
-            layers[name] = layer
         elif having:
             names[name] = _own_name(stored, (whole or having)[0])
     modules = {layer.module for layer in layers.values()}
-    written = {n: _tensor_name(own, modules) for n, own in names.items()}
+    written = {n: tensor_name(own, modules) for n, own in names.items()}
     layers = limited(recipe.rank if isinstance(recipe.rank, int) else None, layers)
-    content = lora_config(
-        _content(inputs),
-        list(layers.values()),
-        _biases(inputs, alignment, names.values()),
-        _modules_to_save(inputs, alignment),
-    )
+    content = _lora_content(inputs, alignment, list(layers.values()), names.values())
     return AdapterOutput(content, layers, written)
 
 
@@ -125,7 +116,7 @@ def _own_name(stored: str, model: AdaptedCheckpoint) -> str:
     return f"{model.fitted.modules[weight]}.bias"
 
 
-def _tensor_name(parameter: str, modules: Iterable[str]) -> str:
+def tensor_name(parameter: str, modules: Iterable[str]) -> str:
     """What PEFT calls a parameter that an adapter brings whole."""
     module, _, attribute = parameter.rpartition(".")
     return f"{PREFIX}{module}.base_layer.{attribute}" if module in modules else PREFIX + parameter
@@ -134,12 +125,13 @@ def _tensor_name(parameter: str, modules: Iterable[str]) -> str:
 def limited(rank: int | None, layers: Mapping[str, LoraLayer]) -> dict[str, LoraLayer]:
     """Layers with a rank they have room for; one that was asked for must be possible."""
     if rank is not None:
-        check_rank(rank, {name: layer.matrix_shape for name, layer in layers.items()})
+        check_rank(rank, layers)
     return {n: replace(x, rank=min(x.rank, *x.matrix_shape)) for n, x in layers.items()}
 
 
-def check_rank(rank: int, shapes: Mapping[str, tuple[int, int]]) -> None:
+def check_rank(rank: int, layers: Mapping[str, LoraLayer]) -> None:
     """Refuse a rank that no layer has room for; smaller layers get the rank they have room for."""
+    shapes = {name: layer.matrix_shape for name, layer in layers.items()}
     largest = max(shapes, key=lambda name: min(shapes[name]))
     if rank > min(shapes[largest]):
         raise RecipeError(
@@ -153,52 +145,42 @@ def _joint(
 ) -> AdapterOutput:
     space, dtype = inputs.space, _dtype(recipe, inputs)
     assert space is not None
-    ranks = {m: space.num_outputs(m) for m in space.modules}
+    is_concatenated = recipe.rank == "concatenate"
+    rank_of = space.num_ranks if is_concatenated else space.num_outputs
+    layers = [space.layer(m, rank_of(m), dtype) for m in space.modules]
     if isinstance(recipe.rank, int):
-        shapes = {m: space.layer(m, 1, dtype).matrix_shape for m in ranks}
-        check_rank(recipe.rank, shapes)
-        ranks = {m: min(rank, recipe.rank) for m, rank in ranks.items()}
-    elif recipe.rank == "concatenate":
-        ranks = {m: space.num_ranks(m) for m in ranks}
-    layers = [space.layer(m, rank, dtype) for m, rank in ranks.items()]
-    weights = {f"{m}.weight" for m in ranks}
+        check_rank(recipe.rank, {layer.module: layer for layer in layers})
+        layers = [replace(layer, rank=min(layer.rank, recipe.rank)) for layer in layers]
+    weights = {f"{module}.weight" for module in space.modules}
     others = [name for name in alignment.names if name not in weights]
-    names = {n: _tensor_name(n, ranks) for n in others}
-    content = lora_config(
-        _content(inputs),
-        layers,
-        _biases(inputs, alignment, others),
-        _modules_to_save(inputs, alignment),
-    )
+    names = {n: tensor_name(n, space.modules) for n in others}
+    content = _lora_content(inputs, alignment, layers, others)
     reference = alignment.models[0]
-    specs: dict[str, TensorSpec] = {}
-    for layer in layers:
-        specs |= layer.specs
-    asked = getattr(torch, recipe.dtype) if recipe.dtype else None
+    specs = {n: spec for layer in layers for n, spec in layer.specs.items()}
     for n, written in names.items():
-        specs[written] = TensorSpec(asked or reference.spec(n).dtype, reference.spec(n).shape)
+        spec = reference.spec(n)
+        specs[written] = TensorSpec(recipe.torch_dtype or spec.dtype, spec.shape)
 
     def make(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
         tensors: dict[str, Tensor] = {written: state[n] for n, written in names.items()}
         kept: Kept = {}
         for layer in layers:
             weight = f"{layer.module}.weight"
-            rule = rules[weight] if recipe.rank == "concatenate" else None
+            rule = rules[weight] if is_concatenated else None
             left, right, energy = _factors(space, layer, state[weight], rule)
             tensors |= layer.tensors(left, right)
             kept[layer.module] = {"rank": layer.rank, "energy": energy}
         return InMemoryCheckpoint("merged", tensors), kept
 
     if inputs.writes_adapter:
-        return AdapterOutput(content, {}, {}, Finish(specs, make))
-    config = AdapterConfig(space.adapters[0].config.path, space.adapters[0].kind, content)
-    folding = _folding(recipe, inputs, config, specs)
+        return AdapterOutput(content, finish=Finish(specs, make))
+    folding = _folding(recipe, inputs, content, specs)
 
     def fold(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
         merged, kept = make(state)
         return folding.make({n: merged[n] for n in merged.specs})[0], kept
 
-    return AdapterOutput(None, {}, {}, Finish(folding.specs, fold))
+    return AdapterOutput(finish=Finish(folding.specs, fold))
 
 
 def _factors(
@@ -219,17 +201,19 @@ def _factors(
 
 
 def _folding(
-    recipe: Recipe, inputs: Inputs, config: AdapterConfig, specs: Mapping[str, TensorSpec]
+    recipe: Recipe, inputs: Inputs, content: Mapping[str, Any], specs: Mapping[str, TensorSpec]
 ) -> Finish:
     """Fold a merged adapter into its base."""
-    base = inputs.pretrained
+    base, first = inputs.pretrained, next(iter(inputs.adapters.values()))
     assert base is not None
+    config = AdapterConfig(first.config.path, first.kind, content)
     # Names and shapes are the same whatever the values will be.
     outline = adapted(base, make_adapter(FilledCheckpoint("merged", specs, {}, 1.0), config))
     check_ties(outline)
-    dtype = getattr(torch, recipe.dtype) if recipe.dtype else None
     written = {
-        name: TensorSpec(dtype or spec.dtype, spec.shape) if spec.dtype.is_floating_point else spec
+        name: TensorSpec(recipe.torch_dtype or spec.dtype, spec.shape)
+        if spec.dtype.is_floating_point
+        else spec
         for name, spec in outline.specs.items()
     }
 
@@ -240,18 +224,10 @@ def _folding(
     return Finish(written, make)
 
 
-def _content(inputs: Inputs) -> dict[str, Any]:
-    """The first adapter's configuration, with what has to be known of all of them."""
-    configs = [adapter.config for adapter in inputs.adapters.values()]
-    # Only adapters of square weights need to say how these are stored.
-    are_transposed = any(config.has_transposed_weights for config in configs)
-    return {**configs[0].content, "fan_in_fan_out": are_transposed}
-
-
 def _dtype(recipe: Recipe, inputs: Inputs) -> torch.dtype:
     """The dtype of a LoRA: the one asked for, or that of the first adapter."""
-    if recipe.dtype:
-        return getattr(torch, recipe.dtype)  # type: ignore[no-any-return]
+    if recipe.torch_dtype is not None:
+        return recipe.torch_dtype
     adapter = next(iter(inputs.adapters.values()))
     parts = next(iter(adapter.modules.values()))
     return adapter.checkpoint.specs[next(iter(parts.values()))].dtype
@@ -274,11 +250,18 @@ def _modules_to_save(inputs: Inputs, alignment: Alignment) -> list[str]:
     return [m for m in found if not apart & set(m.split(".")) and held & set(m.split("."))]
 
 
-def _biases(inputs: Inputs, alignment: Alignment, parameters: Iterable[str]) -> list[str]:
-    """Of parameters that are brought whole, biases that belong to no module that is."""
+def _lora_content(
+    inputs: Inputs, alignment: Alignment, layers: Sequence[LoraLayer], parameters: Iterable[str]
+) -> dict[str, Any]:
+    """The first adapter's configuration for layers, and parameters that are brought whole."""
+    configs = [adapter.config for adapter in inputs.adapters.values()]
+    # Only adapters of square weights need to say how these are stored.
+    are_transposed = any(config.has_transposed_weights for config in configs)
     saved = _modules_to_save(inputs, alignment)
-    return [
+    biases = [
         name
         for name in parameters
-        if name.endswith(".bias") and not any(f".{m}." in f".{name}" for m in saved)
+        if name.endswith(".bias") and not any(f".{module}." in f".{name}" for module in saved)
     ]
+    content = {**configs[0].content, "fan_in_fan_out": are_transposed}
+    return lora_config(content, layers, biases, saved)

@@ -9,7 +9,6 @@ from matsmerge.adapters.adapter import CONFIG
 from matsmerge.checkpoints.checkpoint import dtype_name
 from matsmerge.checkpoints.companions import add_chat_template, copy_companions
 from matsmerge.checkpoints.safetensors_header import encode_header
-from matsmerge.engine.manifest import public_notes
 from matsmerge.engine.model_card import make_model_card
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
@@ -24,21 +23,13 @@ def write_companions(
     copy_companions(prepared.companions, folder, _single_dtype(prepared))
     if prepared.chat_template is not None:
         add_chat_template(prepared.chat_template, folder)
-    if prepared.adapter_config is not None:
-        text = json.dumps(prepared.adapter_config, indent=2) + "\n"
-        (folder / CONFIG).write_text(text)
+    config = prepared.output.config
+    if config is not None:
+        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     write_paths(prepared, folder)
     name = name.encode(errors="backslashreplace").decode()  # of a folder whose name is no text
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
-    config = prepared.adapter_config
-    card = make_model_card(
-        prepared.recipe,
-        title,
-        public_notes(prepared),
-        _library(folder),
-        None if config is None else config.get("base_model_name_or_path"),
-        prepared.inherited,
-    )
+    card = make_model_card(prepared, title, _library(folder))
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.engine.executor import Executor
-from matsmerge.errors import MatsError, StatisticsError
+from matsmerge.engine.worker import is_finite
+from matsmerge.errors import StatisticsError
 from matsmerge.linalg.rounding import may_be_second_moment
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.problems import listed, noted
 from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.statistics.kinds import arrays_of, includes, kind_of
@@ -44,7 +46,7 @@ def gather_evidence(
     problems: list[str] = []
     evidence = []
     for entry, model in zip(recipe.models, alignment.models, strict=True):
-        try:
+        with noted(problems):
             source = given.get(model.name) or entry.statistics or _beside(model)
             if source is None:
                 raise StatisticsError(
@@ -60,10 +62,7 @@ def gather_evidence(
             is_object = isinstance(source, Statistics) and found.arrays.place is None
             label = f"statistics of {model.name}" if is_object else found.arrays.label
             evidence.append(Evidence(label, found, model.names))
-        except MatsError as error:
-            problems += error.problems
-    if problems:
-        raise StatisticsError(problems)
+    StatisticsError.raise_all(problems)
     return tuple(evidence)
 
 
@@ -94,10 +93,9 @@ def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> It
         own = [rest for of, rest in arrays if of == MAIN and rest.split("/")[0] in used]
         missing = [rest for rest in own if f"{HELD_OUT}/{rest}" not in header.forms]
         if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             yield (
-                f"{label}: the held-out set has no {', '.join(missing[:3])}{more}, which no "
-                "held-out example used; hold out more of them (mats collect --held-out)"
+                f"{label}: the held-out set has no {listed(missing, 3)}, which no held-out example "
+                "used; hold out more of them (mats collect --held-out)"
             )
 
 
@@ -132,8 +130,7 @@ def check_values(
     for found, num_bytes in executor.map(_check, checks):
         problems += found
         progress.advance(num_bytes)
-    if problems:
-        raise StatisticsError(sorted(problems))
+    StatisticsError.raise_all(sorted(problems))
 
 
 def _check(check: _Check) -> tuple[list[str], int]:
@@ -141,7 +138,8 @@ def _check(check: _Check) -> tuple[list[str], int]:
     values = statistics.arrays[check.name]
     problems = []
     advice = "the file is damaged, or the model gave NaN on its data; collect again"
-    if values.is_floating_point() and not _is_finite(values):
+    flat = values.reshape(-1)
+    if values.is_floating_point() and not is_finite(flat, torch.dot(flat, flat).item()):
         bad = values[~values.isfinite()][0].item()
         problems.append(f"{label}: array '{check.name}' holds {bad}; {advice}")
     else:
@@ -159,12 +157,6 @@ def _check(check: _Check) -> tuple[list[str], int]:
                 f"largest, but a second moment has none below zero; {advice}"
             )
     return problems, check.num_bytes
-
-
-def _is_finite(values: Tensor) -> bool:
-    # NaN and Inf survive a sum of squares, the cheapest test. It may also overflow: look again.
-    flat = values.reshape(-1)
-    return bool(torch.dot(flat, flat).isfinite()) or bool(values.isfinite().all())
 
 
 def lowest_eigenvalue(matrix: Tensor) -> float:

@@ -16,6 +16,7 @@ from matsmerge.checkpoints.input_file import InputFile, digest, look_at
 from matsmerge.engine.executor import Executor
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import CheckpointError, OutputError, ResourceError
+from matsmerge.problems import reworded
 from matsmerge.progress import Progress
 
 _DIGEST_BYTES = 2_000_000  # of memory, whatever the file's size
@@ -52,21 +53,14 @@ class InputFiles:
                 file.path for file in self.files if found[file.path] != self.digests[file.path]
             ]
         else:
-            try:
+            advice = "; what was done is kept; continue with --resume when it can be read"
+            with reworded(after=advice, error_type=ResourceError):  # nothing need be lost for that
                 changed = [file.path for file in self.files if look_at(file.path) != file]
-            except CheckpointError as error:  # what was done need not be lost for that
-                advice = "what was done is kept; continue with --resume when it can be read"
-                raise ResourceError(
-                    [f"{problem}; {advice}" for problem in error.problems]
-                ) from error
-        if changed:
-            raise CheckpointError(
-                [
-                    f"{path}: was changed while it was in use; nothing was written, since it would "
-                    "be a mixture. Merge again when the file is complete"
-                    for path in changed
-                ]
-            )
+        CheckpointError.raise_all(
+            f"{path}: was changed while it was in use; nothing was written, since it would be a "
+            "mixture. Merge again when the file is complete"
+            for path in changed
+        )
 
     def notes(self) -> list[FileNote]:
         """What to note in a journal."""
@@ -105,8 +99,7 @@ class InputFiles:
                 f"the interrupted merge read {len(noted)} files, and this one {len(self.files)}; "
                 "start anew with --overwrite"
             )
-        if problems:
-            raise OutputError(problems)
+        OutputError.raise_all(problems)
 
     def _digest_all(self, executor: Executor, progress: Progress) -> dict[Path, str]:
         progress.stage("reading inputs to verify them", sum(file.size for file in self.files))
@@ -131,15 +124,11 @@ def _digest(reading: _Reading) -> tuple[Path, int, str]:
 
 def find_input_files(prepared: PreparedMerge) -> InputFiles:
     """All files of models, base, adapters and statistics, and those to copy; none of objects."""
-    checkpoints = [model.checkpoint for model in prepared.alignment.everyone]
-    if prepared.pretrained is not None:
-        checkpoints.append(prepared.pretrained)
-    checkpoints += [one.statistics.arrays for one in prepared.evidence]
     found: dict[Path, InputFile] = {}  # as each was when it was opened first
-    for checkpoint in checkpoints:
+    for checkpoint in prepared.checkpoints:
         for file in checkpoint.files:
             found.setdefault(file.path, file)
-    configs = [c.folder / CONFIG for c in checkpoints if c.folder is not None]
+    configs = [c.folder / CONFIG for c in prepared.checkpoints if c.folder is not None]
     for path in (*(path for path in configs if path.is_file()), *prepared.companions):
         found.setdefault(path, look_at(path))
     return InputFiles(tuple(found.values()))

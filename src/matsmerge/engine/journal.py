@@ -1,6 +1,5 @@
 """The journal of a merge: what it is a merge of, and which of its jobs have reached the disk."""
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from matsmerge.engine.input_files import FileNote
 from matsmerge.engine.worker import Receipt
 from matsmerge.errors import OutputError
 from matsmerge.files.guarded_files import parse_as
-from matsmerge.files.journal_file import JournalFile, line_of, read_journal_lines
+from matsmerge.files.journal_file import line_of, read_journal_lines
 
 _Number = int | float  # as it was: a number that becomes another type is written differently
 
@@ -51,13 +50,3 @@ def read_journal(path: Path) -> Noted | None:
         for job, (squares, solved, energies) in line.jobs.items():
             noted.finished[job] = Receipt(job, list(squares), dict(solved), dict(energies))
     return noted
-
-
-class Journal(JournalFile):
-    """A merge's journal that is being written."""
-
-    def note_measured(self, measured: Mapping[str, Any]) -> None:
-        self.note({"measured": measured})
-
-    def note_jobs(self, receipts: Iterable[Receipt]) -> None:
-        self.note({"jobs": {r.job_index: [r.squares, r.reports, r.energies] for r in receipts}})

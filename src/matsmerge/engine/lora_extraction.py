@@ -5,27 +5,25 @@ from collections.abc import Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
-import torch
-
-from matsmerge.adapters.adapter import PREFIX, is_head
+from matsmerge.adapters.adapter import is_head
 from matsmerge.adapters.adapter_folder import read_adapter
 from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.adapters.lora import LoraLayer, lora_config
 from matsmerge.checkpoints.alignment import Alignment, align, matches
-from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
+from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.checkpoints.summary import relative_change
-from matsmerge.engine.adapter_output import AdapterOutput, limited
+from matsmerge.engine.adapter_output import AdapterOutput, limited, tensor_name
 from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.plan import make_plan
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import CheckpointError, RecipeError
 from matsmerge.models.outline import Outline, outline_of
-from matsmerge.progress import Progress, Silent
-from matsmerge.recipes.recipe import make_recipe
-from matsmerge.recipes.rules import check_patterns, make_rules
+from matsmerge.progress import Progress
+from matsmerge.recipes.recipe import Recipe, make_recipe
+from matsmerge.recipes.rules import make_rules
 from matsmerge.tasks.kinds import kind_of_model
 
 _MAX_LISTED = 6
@@ -35,18 +33,12 @@ def prepare_extraction(
     model: str,
     base: str,
     rank: int,
-    *,
-    modules: Sequence[str] = (),
-    keep_rest: bool = False,
-    dtype: str | None = None,
-    progress: Progress | None = None,
+    modules: Sequence[str],
+    keep_rest: bool,
+    dtype: str | None,
+    progress: Progress,
 ) -> PreparedMerge:
-    """Compare a model with its base, and plan the LoRA that is nearest to their difference.
-
-    Linear modules that changed are factored, those whose names match a pattern of `modules` if any
-    are given. What the base does not have, such as a new head, is brought whole; with `keep_rest`
-    so is everything else that changed.
-    """
+    """Compare a model with its base, and plan the LoRA; see `matsmerge.extract_lora`."""
     recipe = make_recipe(
         {
             "models": [{"model": model, "name": "model"}],
@@ -63,56 +55,47 @@ def prepare_extraction(
     if new:
         start = _with_new(start, alignment, new)
         alignment = align({"model": opened}, start)
-    changed = _changes(alignment, progress or Silent())
-    outline = outline_of(opened)
-    heads = [n for n in alignment.names if is_head(_parameter(outline, alignment, n))]
+    changed = _changes(alignment, progress)
+    own, outline = alignment.models[0], outline_of(opened)
+    parameters = {n: outline.parameters.get(own.names[n], own.names[n]) for n in alignment.names}
+    heads = [n for n, parameter in parameters.items() if is_head(parameter)]
     new = tuple(dict.fromkeys([*new, *(heads if changed.keys() & set(heads) else [])]))
     layers = {
         name: LoraLayer(
-            _parameter(outline, alignment, name).removesuffix(".weight"),
-            tuple(alignment.models[0].spec(name).shape),
+            parameters[name].removesuffix(".weight"),
+            tuple(own.spec(name).shape),
             rank,
-            getattr(torch, dtype or dtype_name(alignment.models[0].spec(name).dtype)),
-            outline.linear[alignment.models[0].names[name]],
+            recipe.torch_dtype or own.spec(name).dtype,
+            outline.linear[own.names[name]],
         )
         for name in changed
-        if alignment.models[0].names[name] in outline.linear and name not in new
+        if own.names[name] in outline.linear and name not in new
     }
     if modules:
-        chosen = {n: x for n, x in layers.items() if matches(x.module, modules)}
-        unused = [p for p in modules if not any(matches(x.module, [p]) for x in layers.values())]
-        if unused:
-            known = [x.module for x in layers.values()]
-            raise RecipeError(
-                [f"no linear module that changed matches '{p}', e.g. {known[:1]}" for p in unused]
-            )
-        layers = chosen
+        known = [layer.module for layer in layers.values()]
+        RecipeError.raise_all(
+            f"no linear module that changed matches '{p}', e.g. {known[:1]}"
+            for p in modules
+            if not any(matches(module, [p]) for module in known)
+        )
+        layers = {n: layer for n, layer in layers.items() if matches(layer.module, modules)}
     if not layers:
         raise RecipeError(
             f"{model}: no linear layer differs from {base}; there is nothing to make a LoRA of"
         )
     rest = [n for n in changed if n not in layers and n not in new]
-    own_names = alignment.models[0].names
-    tied = {n for n in rest if n in alignment.tied.values() or own_names[n] in outline.tied}
+    tied = {n for n in rest if n in alignment.tied.values() or own.names[n] in outline.tied}
     kept = [n for n in rest if n not in tied] if keep_rest else []
-    output = _output(rank, layers, [*new, *kept], outline, alignment, base)
-    check_patterns(recipe, alignment.names)
+    output = _output(recipe, limited(rank, layers), [*new, *kept], parameters, outline)
     rules = make_rules(recipe, alignment.names)
-    plan = make_plan(alignment, rules, getattr(torch, dtype) if dtype else None, output=output)
+    plan = make_plan(alignment, rules, recipe.torch_dtype, output)
     left = {n: changed[n] for n in rest if n not in kept}
     companions = [p for p in companion_files(opened.folder) if p.name != "config.json"]
     inherited, card_notes = inherit_metadata({"the model": opened.folder})
     code = code_notes(companions, public_name(opened.label))
-    notes = [*alignment.notes, *_left_out(left, tied), *code, *card_notes]
+    notes = (*alignment.notes, *_left_out(left, tied), *code, *card_notes)
     return PreparedMerge(
-        recipe,
-        alignment,
-        plan,
-        (),
-        output,
-        tuple(companions),
-        tuple(notes),
-        inherited=inherited,
+        recipe, alignment, plan, (), output, tuple(companions), notes, inherited=inherited
     )
 
 
@@ -155,38 +138,26 @@ def _changes(alignment: Alignment, progress: Progress) -> dict[str, float]:
     return {name: change for name, change in found.items() if change}
 
 
-def _parameter(outline: Outline, alignment: Alignment, name: str) -> str:
-    stored = alignment.models[0].names[name]
-    return outline.parameters.get(stored, stored)
-
-
 def _output(
-    rank: int,
+    recipe: Recipe,
     layers: dict[str, LoraLayer],
     whole: Sequence[str],
+    all_parameters: Mapping[str, str],
     outline: Outline,
-    alignment: Alignment,
-    base: str,
 ) -> AdapterOutput:
-    layers = limited(rank, layers)
+    """The adapter with these layers, and what is brought `whole`."""
     modules = {layer.module for layer in layers.values()}
-    parameters = {name: _parameter(outline, alignment, name) for name in whole}
+    parameters = {name: all_parameters[name] for name in whole}
     biases = [p for p in parameters.values() if p.endswith(".bias") and _is_linear(p, outline)]
     saved = {p.rpartition(".")[0] for p in parameters.values() if p not in biases}
     # A module is brought as a whole, with those of its parameters that did not change.
-    everything = {_parameter(outline, alignment, n): n for n in alignment.names}
-    parameters |= {n: p for p, n in everything.items() if p.rpartition(".")[0] in saved}
-    names = {
-        name: f"{PREFIX}{p.removesuffix('.bias')}.base_layer.bias"
-        if p in biases and p.removesuffix(".bias") in modules
-        else PREFIX + p
-        for name, p in parameters.items()
-    }
+    parameters |= {n: p for n, p in all_parameters.items() if p.rpartition(".")[0] in saved}
+    names = {name: tensor_name(p, modules) for name, p in parameters.items()}
     has_head = any(is_head(p) for p in parameters.values())
     kind = None if outline.config is None else kind_of_model(outline.config)
     lacks_head = kind is not None and kind.has_classes and not has_head
     content: dict[str, Any] = {
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": recipe.base,
         "revision": None,
         "task_type": None if kind is None or lacks_head else kind.peft_type,
         "inference_mode": True,

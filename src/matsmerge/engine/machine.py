@@ -83,9 +83,6 @@ def starting_workers() -> Iterator[None]:
 
     They inherit that signals wait, so that nothing reaches them before `become_worker`.
     """
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
         yield
@@ -97,8 +94,7 @@ def become_worker() -> None:
     """Leave Ctrl-C to the parent, and end at SIGTERM without a word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
 
 
 def die_with(parent: int) -> None:

@@ -4,21 +4,32 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matsmerge.checkpoints.checkpoint import dtype_name
+from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.checkpoints.public_names import public_name, public_text
+from matsmerge.checkpoints.public_names import public_name, public_text, without_paths
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.layout import Layout
-from matsmerge.engine.model_card import public_recipe
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.worker import Receipt
 from matsmerge.files.whole_outputs import whole_file
 from matsmerge.methods.site import Measured
+from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule
 from matsmerge.version import __version__, versions
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a merge has made, before it is written: a model for each iteration."""
+
+    models: Mapping[int | None, Checkpoint]
+    measured: Mapping[str, Measured]
+    receipts: Mapping[int, Receipt]
+    kept: Kept = field(default_factory=dict)  # of layers of a LoRA that were factored at the end
 
 
 def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
@@ -54,11 +65,15 @@ def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
 
 def public_notes(prepared: PreparedMerge) -> list[str]:
     """What was decided without being asked, without local paths."""
-    checkpoints = [model.checkpoint for model in prepared.alignment.everyone]
-    checkpoints += [one.statistics.arrays for one in prepared.evidence]
-    checkpoints += [prepared.pretrained] if prepared.pretrained else []
-    labels = {checkpoint.label for checkpoint in checkpoints}
+    labels = {checkpoint.label for checkpoint in prepared.checkpoints}
     return [public_text(note, labels) for note in prepared.notes]
+
+
+def public_recipe(recipe: Recipe) -> dict[str, Any]:
+    """The recipe as plain data, without what was left at its default and without local paths."""
+    data = without_paths(recipe.model_dump(mode="json", exclude_defaults=True))
+    assert isinstance(data, dict)
+    return data
 
 
 def identify(
@@ -74,9 +89,7 @@ def identify(
 def make_manifest(
     prepared: PreparedMerge,
     inputs: list[dict[str, Any]],
-    measured: Mapping[str, Measured],
-    finished: Mapping[int, Receipt],
-    kept: Kept | None = None,
+    outcome: Outcome,
 ) -> dict[str, Any]:
     """What was done. No times in it: the same merge gives the same bytes."""
     rules = list(dict.fromkeys(p.rule for p in prepared.plan.parameters))
@@ -85,13 +98,13 @@ def make_manifest(
     solved: dict[str, Any] = {}
     energies: dict[str, float] = {}
     for job in prepared.plan.jobs:
-        receipt = finished[job.index]
+        receipt = outcome.receipts[job.index]
         solved |= receipt.reports
         energies |= receipt.energies
         for name, square in zip(job.names, receipt.squares, strict=True):
             squares[name] = squares.get(name, 0.0) + square
     otherwise = {p.name for p in prepared.plan.otherwise}
-    lora = kept or {
+    lora = outcome.kept or {
         p.lora.module: {"rank": p.lora.rank, "energy": energies[p.name]}
         for p in prepared.plan.parameters
         if p.lora is not None
@@ -115,7 +128,7 @@ def make_manifest(
                     if p.compute_dtype is not None
                     else {"copied": True}
                 ),
-                **({"measured": measured[p.name]} if measured.get(p.name) else {}),
+                **({"measured": found} if (found := outcome.measured.get(p.name)) else {}),
                 **({"solved": solved[p.name]} if p.name in solved else {}),
                 **({"otherwise": True} if p.name in otherwise else {}),
             }

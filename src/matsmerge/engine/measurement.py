@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from matsmerge.engine.executor import Executor
-from matsmerge.engine.parameter import Parameter
-from matsmerge.engine.plan import Job, Plan, make_jobs
+from matsmerge.engine.plan import Job, Parameter, Plan, make_jobs
 from matsmerge.engine.worker import Worker
 from matsmerge.methods.method import Pass
 from matsmerge.methods.site import Measured, Task

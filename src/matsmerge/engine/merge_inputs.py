@@ -7,7 +7,7 @@ Full models enter as they are. Adapters enter in one of three ways:
     joint     LoRA with `align: knots` or `rank: concatenate`: changes, in a space they share
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -18,12 +18,13 @@ from matsmerge.adapters.adapted_checkpoint import (
     weights_of_another_base,
 )
 from matsmerge.adapters.adapter import PREFIX, Adapter
-from matsmerge.adapters.adapter_folder import fit, open_base, read_adapter
+from matsmerge.adapters.adapter_folder import open_base, read_adapter
 from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
 from matsmerge.errors import CheckpointError, RecipeError
+from matsmerge.problems import noted
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.tasks.kinds import names_in_base
 
@@ -39,6 +40,7 @@ class Inputs:
     base: Checkpoint | None  # what task vectors are taken from
     pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
     adapters: Mapping[str, Adapter] = field(default_factory=dict)
+    on_base: Mapping[str, AdaptedCheckpoint] = field(default_factory=dict)  # if there is one
     writes_adapter: bool = False
     space: JointSpace | None = None
     heads: tuple[str, ...] = ()  # what belongs to one adapter's task alone
@@ -54,40 +56,36 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
     adapters: dict[str, Adapter] = {}
     problems: list[str] = []
     for name, source in wanted.items():
-        try:
+        with noted(problems, CheckpointError):
             label = None if isinstance(source, (str, Path)) else name
             opened[name] = open_checkpoint(source, label)
             adapter = read_adapter(opened[name])
             if adapter is not None:
                 adapters[name] = adapter
-        except CheckpointError as error:
-            problems += error.problems
     if "base" in adapters:
         problems.append(f"{opened['base'].label}: is an adapter; the base must be a full model")
-    if problems:
-        raise CheckpointError(problems)
+    CheckpointError.raise_all(problems)
     base = opened.pop("base", None)
-    view = _choose_view(recipe, adapters)
+    view, writes_adapter = _choose_view(recipe, adapters)
     if view == "full":
         return Inputs(view, opened, base)
-    writes_adapter = _writes_adapter(recipe, adapters)
     heads = {n for a in adapters.values() for n in a.heads} if len(opened) > 1 else set()
-    brings_values = any(adds_to_biases(a) or a.values.keys() - heads for a in adapters.values())
+    brings_values = any(_adds_to_biases(a) or a.values.keys() - heads for a in adapters.values())
     notes = _check_bases(adapters, base)
     if heads:
         notes.append(f"kept apart as each adapter's own head: {', '.join(sorted(heads))}")
     if base is None and (view == "folded" or not writes_adapter or brings_values):
         base = open_base(next(iter(adapters.values())))
-    inputs = Inputs(view, opened, base, base, adapters, writes_adapter, notes=tuple(notes))
-    if view != "folded" and base is not None:
-        _check_fit(adapters.values(), base)
+    is_folded = view == "folded" and not writes_adapter
+    on_base = {} if base is None else _put_on(base, adapters, is_folded=is_folded)
+    inputs = Inputs(view, opened, base, base, adapters, on_base, writes_adapter, notes=tuple(notes))
     if view == "vectors":
         return _as_vectors(inputs, heads)
     return _joint(inputs, heads) if view == "joint" else _folded(inputs)
 
 
-def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> View:
-    """How to merge these models, if they can be merged as asked for."""
+def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> tuple[View, bool]:
+    """How to merge these models, if they can be merged as asked for; and whether as an adapter."""
     kinds = {adapter.kind for adapter in adapters.values()}
     all_of = kinds.pop() if len(kinds) == 1 and len(adapters) == len(recipe.models) else None
     problems = []
@@ -101,32 +99,26 @@ def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> View:
     for key in ("rank", "align"):
         if getattr(recipe, key) is not None and not (all_of is not None and all_of.has_rank):
             problems.append(f"{key}: is for merging LoRA adapters, and not all models are some")
-    if problems:
-        raise RecipeError(problems)
-    if not adapters:
-        return "full"
-    if all_of is not None and not all_of.is_folded:
-        return "vectors"
+    RecipeError.raise_all(problems)
     is_joint = recipe.align is not None or recipe.rank == "concatenate"
-    if is_joint and any(a.config.uses_dora for a in adapters.values()):
+    uses_dora = any(adapter.config.uses_dora for adapter in adapters.values())
+    if is_joint and uses_dora:
         raise RecipeError(
             "DoRA is not a change of low rank, so that it can be neither aligned nor concatenated; "
             "leave out align, or choose a number as rank"
         )
-    return "joint" if is_joint else "folded"
-
-
-def _writes_adapter(recipe: Recipe, adapters: Mapping[str, Adapter]) -> bool:
-    uses_dora = any(adapter.config.uses_dora for adapter in adapters.values())
-    if recipe.output is not None or recipe.rank is not None:
-        if recipe.output != "dense" and uses_dora and recipe.rank is None:
-            raise RecipeError(
-                "a DoRA is not a change of low rank; say how much of it to keep with rank, or "
-                "write a full model"
-            )
-        return recipe.output != "dense"
-    kinds = {adapter.kind for adapter in adapters.values()}
-    return len(adapters) == len(recipe.models) and len(kinds) == 1 and not uses_dora
+    if recipe.output == "adapter" and uses_dora and recipe.rank is None:
+        raise RecipeError(
+            "a DoRA is not a change of low rank; say how much of it to keep with rank, or "
+            "write a full model"
+        )
+    is_lossy = uses_dora and recipe.rank is None
+    writes_adapter = all_of is not None and recipe.output != "dense" and not is_lossy
+    if not adapters:
+        return "full", False
+    if all_of is not None and not all_of.is_folded:
+        return "vectors", writes_adapter
+    return "joint" if is_joint else "folded", writes_adapter
 
 
 def _check_bases(adapters: Mapping[str, Adapter], base: Checkpoint | None) -> list[str]:
@@ -152,30 +144,28 @@ def _place(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-def _refuse_other_weights(folded: AdaptedCheckpoint) -> None:
-    """Refuse to write an adapter whose base is not the one that it was trained on."""
-    names = weights_of_another_base(folded)
-    if names:
-        raise CheckpointError(
-            f"{folded.label}: was trained with other values of {', '.join(names)} than "
-            f"{folded.base.label} has (new tokens?), which no LoRA can say; write a full model "
-            "(--output dense, without align)"
-        )
-
-
-def _check_fit(adapters: Iterable[Adapter], base: Checkpoint) -> None:
-    """Refuse a base that some adapter is not on, needed or not."""
+def _put_on(
+    base: Checkpoint, adapters: Mapping[str, Adapter], *, is_folded: bool
+) -> dict[str, AdaptedCheckpoint]:
+    """All adapters on a base; refuses one that some adapter is not on, needed or not."""
+    found: dict[str, AdaptedCheckpoint] = {}
     problems: list[str] = []
-    for adapter in adapters:
-        try:
-            _refuse_other_weights(adapted(base, adapter))
-        except CheckpointError as error:
-            problems += error.problems
-    if problems:
-        raise CheckpointError(problems)
+    for name, adapter in adapters.items():
+        with noted(problems):
+            one = found[name] = adapted(base, adapter)
+            if is_folded:
+                check_ties(one)
+            elif others := weights_of_another_base(one):
+                problems.append(
+                    f"{one.label}: was trained with other values of {', '.join(others)} than "
+                    f"{base.label} has (new tokens?), which no LoRA can say; write a full model "
+                    "(--output dense, without align)"
+                )
+    CheckpointError.raise_all(problems)
+    return found
 
 
-def adds_to_biases(adapter: Adapter) -> bool:
+def _adds_to_biases(adapter: Adapter) -> bool:
     """Does it add to biases, besides changing weights?"""
     return any("B.bias" in parts for parts in adapter.modules.values())
 
@@ -183,31 +173,13 @@ def adds_to_biases(adapter: Adapter) -> bool:
 def _folded(inputs: Inputs) -> Inputs:
     base = inputs.base
     assert base is not None
-    models: dict[str, Checkpoint] = {}
-    heads: dict[str, Stored] = {}
-    problems: list[str] = []
-    for name, checkpoint in inputs.models.items():
-        adapter = inputs.adapters.get(name)
-        if adapter is None:
-            models[name] = checkpoint
-            continue
-        try:
-            folded = models[name] = adapted(base, adapter)
-            if inputs.writes_adapter:
-                _refuse_other_weights(folded)
-            else:
-                check_ties(folded)
-        except (CheckpointError, RecipeError) as error:
-            problems += error.problems
-            continue
-        is_alone = len(inputs.models) == 1
-        heads |= {
-            n: Stored(folded, n)
-            for n, own in folded.fitted.parameters.items()
-            if own in adapter.heads or (is_alone and n not in base.specs)
-        }
-    if problems:
-        raise CheckpointError(problems)
+    models = {**inputs.models, **inputs.on_base}
+    heads = {
+        n: Stored(folded, n)
+        for folded in inputs.on_base.values()
+        for n, own in folded.fitted.parameters.items()
+        if own in folded.adapter.heads or (len(models) == 1 and n not in base.specs)
+    }
     start = base
     if len(models) == 1 and heads:
         # A single adapter keeps its head; then the head did not start anywhere else.
@@ -226,7 +198,7 @@ def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
     adapters = list(inputs.adapters.values())
     vectors = {t: spec for a in reversed(adapters) for t, spec in _vectors(a).items()}
     names = {n: PREFIX + n for a in adapters for n in a.values}
-    values = list(_values(inputs, heads, names))
+    *values, first = _values(inputs, heads, names)
     models = {
         name: FilledCheckpoint(
             adapter.label,
@@ -235,11 +207,9 @@ def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
             1.0,
             of=adapter.checkpoint,
         )
-        for (name, adapter), own in zip(inputs.adapters.items(), values, strict=False)
+        for (name, adapter), own in zip(inputs.adapters.items(), values, strict=True)
     }
-    start = FilledCheckpoint(
-        "the all-ones start", {**vectors, **values[-1].specs}, values[-1].sources, 1.0
-    )
+    start = FilledCheckpoint("the all-ones start", {**vectors, **first.specs}, first.sources, 1.0)
     return replace(inputs, models=models, base=start, heads=tuple(names[n] for n in heads))
 
 
@@ -251,26 +221,21 @@ def _vectors(adapter: Adapter) -> dict[str, TensorSpec]:
 def _joint(inputs: Inputs, heads: set[str]) -> Inputs:
     space = JointSpace(list(inputs.adapters.values()))
     weights = {f"{module}.weight" for module in space.modules}
-    whole = [(a, n) for a in inputs.adapters.values() for n in a.own_values if n in weights]
-    if whole:
-        raise RecipeError(
-            [
-                f"{a.label}: brings '{n}' whole, which another adapter changes by LoRA; such "
-                "changes can be neither aligned nor concatenated. Leave out align, or choose a "
-                "number as rank"
-                for a, n in whole
-            ]
-        )
+    RecipeError.raise_all(
+        f"{a.label}: brings '{n}' whole, which another adapter changes by LoRA; such changes can "
+        "be neither aligned nor concatenated. Leave out align, or choose a number as rank"
+        for a in inputs.adapters.values()
+        for n in a.own_values
+        if n in weights
+    )
     names = {n: n for a in inputs.adapters.values() for n in a.values}
-    values = list(_values(inputs, heads, names))
+    *values, first = _values(inputs, heads, names)
     models = {
         name: JointCheckpoint(space, i, FilledCheckpoint("", own.specs, own.sources, 0.0))
-        for i, (name, own) in enumerate(zip(inputs.adapters, values, strict=False))
+        for i, (name, own) in enumerate(zip(inputs.adapters, values, strict=True))
     }
     coordinates = {f"{m}.weight": space.spec(m) for m in space.modules}
-    start = FilledCheckpoint(
-        "no change", {**coordinates, **values[-1].specs}, values[-1].sources, 0.0
-    )
+    start = FilledCheckpoint("no change", {**coordinates, **first.specs}, first.sources, 0.0)
     return replace(inputs, models=models, base=start, heads=tuple(sorted(heads)), space=space)
 
 
@@ -284,18 +249,19 @@ class _Values:
 
 def _values(inputs: Inputs, heads: set[str], names: Mapping[str, str]) -> Iterator[_Values]:
     """What each adapter brings whole, and last the base; what one lacks is the base's."""
-    base, adapters = inputs.pretrained, inputs.adapters
-    brought = {name: _brought(adapter, base) for name, adapter in adapters.items()}
+    on_base = inputs.on_base
+    brought = {n: _brought(adapter, on_base.get(n)) for n, adapter in inputs.adapters.items()}
     shared: dict[str, Stored] = {}
     for own in reversed(brought.values()):
         shared |= {n: source for n, source in own.items() if n not in heads}
     of_base = dict(shared)  # what nobody else has, such as the head of a single adapter
-    if base is not None:
-        for name, own in brought.items():
-            in_base = _names_of_values(adapters[name], base)
-            of_base |= {
-                n: Stored(base, in_base[n]) for n in own if n in shared and in_base[n] in base.specs
-            }
+    for name, folded in on_base.items():
+        in_base = _names_of_values(folded)
+        of_base |= {
+            n: Stored(folded.base, in_base[n])
+            for n in brought[name]
+            if n in shared and in_base[n] in folded.base.specs
+        }
     names = {**{n: n for n in shared}, **names}
     for own in brought.values():
         sources = {**of_base, **own}
@@ -309,22 +275,19 @@ def _values(inputs: Inputs, heads: set[str], names: Mapping[str, str]) -> Iterat
     )
 
 
-def _brought(adapter: Adapter, base: Checkpoint | None) -> dict[str, Stored]:
+def _brought(adapter: Adapter, folded: AdaptedCheckpoint | None) -> dict[str, Stored]:
     """Parameters with the values an adapter gives them; a bias it adds to is one of them."""
     found = {n: Stored(adapter.checkpoint, t) for n, t in adapter.own_values.items()}
-    if base is not None and adds_to_biases(adapter):
-        folded = adapted(base, adapter)
+    if folded is not None:
         for weight, module in folded.fitted.modules.items():
-            bias = f"{weight.removesuffix('weight')}bias"
             if "B.bias" in adapter.modules[module]:
-                found[f"{module}.bias"] = Stored(folded, bias)
+                found[f"{module}.bias"] = Stored(folded, f"{weight.removesuffix('weight')}bias")
     return found
 
 
-def _names_of_values(adapter: Adapter, base: Checkpoint) -> dict[str, str]:
+def _names_of_values(folded: AdaptedCheckpoint) -> dict[str, str]:
     """What the base calls parameters that an adapter brings, and biases it adds to."""
-    fitted = fit(adapter, base, names_in_base(adapter, base))
-    names = {own: n for n, own in fitted.parameters.items()}
-    for weight, module in fitted.modules.items():
+    names = {own: n for n, own in folded.fitted.parameters.items()}
+    for weight, module in folded.fitted.modules.items():
         names.setdefault(f"{module}.bias", f"{weight.removesuffix('weight')}bias")
     return names

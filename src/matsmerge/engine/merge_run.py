@@ -4,31 +4,32 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
-from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.companion_files import write_companions
 from matsmerge.engine.evidence import check_values
 from matsmerge.engine.executor import Executor, check_executor
 from matsmerge.engine.input_files import find_input_files
-from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, Layout, make_layout
+from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, make_layout
 from matsmerge.engine.local_executor import LocalExecutor, gave_out
-from matsmerge.engine.manifest import describe_inputs, identify, make_manifest, write_trace
-from matsmerge.engine.measurement import measure
-from matsmerge.engine.output_folder import (
-    MANIFEST,
-    OutputFolder,
-    ShardFiles,
-    check_target,
+from matsmerge.engine.manifest import (
+    Outcome,
+    describe_inputs,
+    identify,
+    make_manifest,
+    write_trace,
 )
+from matsmerge.engine.measurement import measure
+from matsmerge.engine.output_folder import MANIFEST, OutputFolder, ShardFiles, check_target
 from matsmerge.engine.plan import JOB_ELEMENTS
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
@@ -42,177 +43,86 @@ States = dict[int | None, dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a merge has made, by iteration: tensors as they are written, if they are in memory."""
+class RunOptions:
+    """How a merge is run, whatever it merges.
 
-    receipts: Mapping[int, Receipt]
-    measured: Mapping[str, Measured]
-    kept: Kept = field(default_factory=dict)  # of layers of a LoRA that were factored at the end
-    states: States = field(default_factory=dict)
+    With `resume` a merge that was interrupted goes on; with `verify` every byte of the inputs is
+    compared, before and after. `trace` is a file to write the residual and objective of every layer
+    and iteration to.
+    """
+
+    executor: Executor = field(default_factory=LocalExecutor)
+    progress: Progress = field(default_factory=Silent)
+    overwrite: bool = False
+    resume: bool = False
+    verify: bool = False
+    allow_nonfinite: bool = False
+    max_shard_bytes: int = DEFAULT_SHARD_BYTES
+    trace: Path | None = None
+
+    def __post_init__(self) -> None:
+        check_executor(self.executor)
 
 
-def merge_in_memory(
-    prepared: PreparedMerge,
-    *,
-    executor: Executor | None = None,
-    allow_nonfinite: bool = False,
-    progress: Progress | None = None,
-) -> Outcome:
-    """Merge into tensors of this process."""
-    progress = progress or Silent()
-    executor = LocalExecutor() if executor is None else executor
-    check_executor(executor)
-    if not executor.shares_memory:
+def merge_in_memory(prepared: PreparedMerge, options: RunOptions) -> tuple[Outcome, States]:
+    """Merge into tensors of this process, which are the values of the outcome's models."""
+    if not options.executor.shares_memory:
         raise ResourceError(
             "the workers of this executor do not share the memory of this process, so that nothing "
             "can be merged into it; give out=, or another executor"
         )
     input_files = find_input_files(prepared)
-    check_values(prepared.evidence, prepared.methods, executor, progress)
-    worker = Worker(prepared.alignment, allow_nonfinite, prepared.evidence)
-    measured = measure(prepared.plan, worker, executor, progress)
-    states, receipts = _merge_states(prepared, worker, executor, measured, progress)
-    kept: Kept = {}
-    if prepared.finish is not None:
-        for at, state in states.items():
-            made, kept = prepared.finish.make(state)
-            states[at] = {n: made[n].to(spec.dtype) for n, spec in prepared.written.items()}
-    input_files.check(executor, progress)
-    return Outcome(receipts, measured, kept, states)
-
-
-def _merge_states(
-    prepared: PreparedMerge,
-    worker: Worker,
-    executor: Executor,
-    measured: Mapping[str, Measured],
-    progress: Progress,
-    folder: Path | None = None,
-) -> tuple[States, dict[int, Receipt]]:
-    """The merged tensors by iteration, and all receipts; `folder` is one that all workers see."""
-    plan = prepared.plan
-    if executor.shares_memory:
-        states: States = {
-            at: {n: torch.empty(s.shape, dtype=s.dtype) for n, s in plan.written.items()}
-            for at in prepared.models
+    check_values(prepared.evidence, prepared.methods, options.executor, options.progress)
+    run = _Run(prepared, options)
+    outcome, states = run.merge_apart(run.measure())
+    if prepared.output.finish is not None:
+        states = {
+            at: {n: made[n].to(spec.dtype) for n, spec in prepared.written.items()}
+            for at, made in outcome.models.items()
         }
-        sinks: Sinks = {at: _StateDict(state) for at, state in states.items()}
-        receipts = _run(
-            prepared, worker, executor, measured, sinks, progress,
-            lambda: InMemoryCheckpoint("merged", states[FINAL]),
-        )  # fmt: skip
-        return states, {receipt.job_index: receipt for receipt in receipts}
-    layout = make_layout(list(plan.written.items()), "merged")
-    with tempfile.TemporaryDirectory(prefix="merged-", dir=folder) as scratch:
-        files = {at: ShardFiles(Path(scratch) / str(at), layout) for at in prepared.models}
-        for own in files.values():
-            own.create()
-        stored = {
-            at: StoredCheckpoint("merged", [own.folder / x.file_name for x in layout.shards], None)
-            for at, own in files.items()
-        }
-        found = _run(prepared, worker, executor, measured, files, progress, lambda: stored[FINAL])
-        finished = {receipt.job_index: receipt for receipt in found}
-        for own in files.values():
-            own.close()
-        return {at: {n: one[n] for n in plan.written} for at, one in stored.items()}, finished
+        outcome = replace(outcome, models=_in_memory(states))
+    input_files.check(options.executor, options.progress)
+    return outcome, states
 
 
 def merge_to_folder(
     prepared: PreparedMerge,
     target: Path,
-    *,
-    executor: Executor | None = None,
-    overwrite: bool = False,
-    resume: bool = False,
-    verify: bool = False,
-    allow_nonfinite: bool = False,
-    max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-    progress: Progress | None = None,
-    trace: Path | None = None,
+    options: RunOptions | None = None,
     outcome: Outcome | None = None,
 ) -> Path:
     """Write the merged model; the folder appears when it is complete.
 
-    With a trajectory it holds a model folder for each iteration. `trace` is a file to write the
-    residual and objective of every layer and iteration to. Inputs that change while they are merged
-    are an error; with `verify` every byte of them is compared, before and after. What was merged
-    into memory already, the `outcome`, is only written.
+    With a trajectory it holds a model folder for each iteration. Inputs that change while they are
+    merged are an error. What was merged into memory already, the `outcome`, is only written.
     """
-    progress = progress or Silent()
-    executor = LocalExecutor() if executor is None else executor
-    check_executor(executor)
+    options = options or RunOptions()
+    executor, progress = options.executor, options.progress
     target = target.absolute()
-    layout = prepared.layout(max_shard_bytes)
-    if trace is not None and trace.resolve().is_relative_to(target.resolve()):
-        raise OutputError(f"{trace}: is inside of the output folder, which is not there yet")
-    check_output(prepared, target, layout, overwrite=overwrite, resume=resume)
+    layout = prepared.layout(options.max_shard_bytes)
+    num_bytes = layout.num_bytes + prepared.num_head_bytes + prepared.num_companion_bytes
+    _check_output(prepared, target, num_bytes * len(prepared.models), options)
     input_files = find_input_files(prepared)
     input_files.check(executor, progress)  # since they were opened
-    if verify:
+    if options.verify:
         input_files.read_digests(executor, progress)
     check_values(prepared.evidence, prepared.methods, executor, progress)
     inputs = describe_inputs(prepared)
-    identity = identify(prepared, layout, inputs, allow_nonfinite)
-    num_pieces = {job.index: len(job.names) for job in prepared.plan.jobs}
-    folders = list(prepared.models.values())
-    output = OutputFolder(target, layout, identity, input_files, num_pieces, folders)
-    output.open(resume=resume)
+    identity = identify(prepared, layout, inputs, options.allow_nonfinite)
+    output = OutputFolder(target, prepared, layout, identity, input_files)
+    output.open(resume=options.resume)
     if output.is_there:
         return target
-    # Along a prefix each block depends on those before it; nothing of it is kept.
-    leave = output.discard if prepared.prefix else output.close
     try:
-        worker = Worker(prepared.alignment, allow_nonfinite, prepared.evidence)
-        if outcome is not None:
-            measured = dict(outcome.measured)
-        elif output.measured is None:
-            measured = measure(prepared.plan, worker, executor, progress)
-            output.note_measured(measured)
-        else:
-            measured = output.measured
-        sinks = {at: output.shards[folder] for at, folder in prepared.models.items()}
-        kept: Kept = {}
-        if outcome is not None:
-            kept, finished = outcome.kept, dict(outcome.receipts)
-            for at, state in outcome.states.items():
-                made: Checkpoint = InMemoryCheckpoint("merged", state)
-                _write_all(made, prepared.written, sinks[at], progress)
-        elif prepared.finish is not None:
-            states, finished = _merge_states(
-                prepared, worker, executor, measured, progress, output.staging
-            )
-            for at, state in states.items():
-                made, kept = prepared.finish.make(state)
-                _write_all(made, prepared.written, sinks[at], progress)
-        else:
-            finished = output.finished
-            paths = [output.path / shard.file_name for shard in layout.shards]
-            for receipt in _run(
-                prepared,
-                worker,
-                executor,
-                measured,
-                sinks,
-                progress,
-                lambda: StoredCheckpoint("merged", paths, None),
-                frozenset(output.finished),
-            ):
-                output.note_finished(receipt)
-        manifest = make_manifest(prepared, inputs, measured, finished, kept)
-        for at, files in zip(prepared.models, output.shards.values(), strict=True):
-            write_companions(prepared, files.folder, target.name, at)
-            if at is not FINAL:
-                text = json.dumps({**manifest, "iteration": at}, indent=1) + "\n"
-                (files.folder / MANIFEST).write_text(text)
-        if FINAL not in prepared.models:  # the folder around several models
-            write_paths(prepared, output.path)
+        manifest = _Run(prepared, options).fill(output, inputs, outcome)
         input_files.check(executor, progress)
-        if trace is not None:
-            write_trace(trace, manifest)
+        if options.trace is not None:
+            write_trace(options.trace, manifest)
         output.finish(json.dumps(manifest, indent=1) + "\n")
-    except (MemoryError, RuntimeError, OSError) as error:
-        leave()
+    except BaseException as error:
+        is_wrong = isinstance(error, MatsError) and not isinstance(error, ResourceError)
+        # Along a prefix each block depends on those before it; nothing of it is kept.
+        output.discard() if is_wrong or prepared.prefix else output.close()
         if machine_gave_out(error):
             raise gave_out(error) from error
         if not isinstance(error, OSError):
@@ -226,16 +136,131 @@ def merge_to_folder(
         raise ResourceError(
             f"{output.staging}: writing failed ({error.strerror}); {advice}"
         ) from error
-    except ResourceError:
-        leave()
-        raise
-    except MatsError:
-        output.discard()
-        raise
-    except BaseException:
-        leave()
-        raise
     return target
+
+
+def _check_output(
+    prepared: PreparedMerge, target: Path, num_bytes: int, options: RunOptions
+) -> None:
+    """Refuse an output folder that cannot or must not be written."""
+    trace = options.trace
+    if trace is not None and trace.resolve().is_relative_to(target.resolve()):
+        raise OutputError(f"{trace}: is inside of the output folder, which is not there yet")
+    if prepared.prefix and options.resume and staging_path(target).exists():
+        raise OutputError(
+            f"{target}: a merge with inputs: merged cannot be continued, since each block depends "
+            "on those before it; start anew with --overwrite and without --resume"
+        )
+    check_target(
+        target,
+        overwrite=options.overwrite,
+        resume=options.resume,
+        inputs={c.label: c.place for c in prepared.checkpoints if c.place is not None},
+        num_bytes=num_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A merge at work."""
+
+    prepared: PreparedMerge
+    options: RunOptions
+
+    @cached_property
+    def worker(self) -> Worker:
+        prepared = self.prepared
+        return Worker(prepared.alignment, self.options.allow_nonfinite, prepared.evidence)
+
+    def measure(self) -> dict[str, Measured]:
+        return measure(
+            self.prepared.plan, self.worker, self.options.executor, self.options.progress
+        )
+
+    def merge(
+        self,
+        measured: Mapping[str, Measured],
+        sinks: Sinks,
+        open_written: Callable[[], Checkpoint],
+        finished: AbstractSet[int] = frozenset(),
+    ) -> Iterator[Receipt]:
+        """Do all jobs that are not finished; `open_written` reads back what sinks have taken."""
+        plan, executor, progress = self.prepared.plan, self.options.executor, self.options.progress
+        if self.prepared.prefix is not None:
+            yield from self.prepared.prefix.run(
+                plan, self.worker, executor, measured, sinks, open_written(), progress
+            )
+            return
+        jobs = [job for job in plan.jobs if job.index not in finished]
+        progress.stage("merging", plan.num_input_bytes)
+        progress.advance(plan.num_input_bytes - sum(job.num_input_bytes for job in jobs))
+        merge = partial(self.worker.merge, measured=measured, sinks=sinks)
+        for receipt in executor.map(merge, jobs):
+            yield receipt
+            progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
+
+    def merge_apart(
+        self, measured: Mapping[str, Measured], folder: Path | None = None
+    ) -> tuple[Outcome, States]:
+        """Merge into memory, or into files in a `folder` that all workers see, and read these."""
+        prepared, written = self.prepared, self.prepared.plan.written
+        if self.options.executor.shares_memory:
+            states: States = {
+                at: {n: torch.empty(s.shape, dtype=s.dtype) for n, s in written.items()}
+                for at in prepared.models
+            }
+            sinks = {at: _StateDict(state) for at, state in states.items()}
+            receipts = list(self.merge(measured, sinks, lambda: _in_memory(states)[FINAL]))
+        else:
+            layout = make_layout(list(written.items()), "merged")
+            with tempfile.TemporaryDirectory(prefix="merged-", dir=folder) as scratch:
+                files = {at: ShardFiles(Path(scratch) / str(at), layout) for at in prepared.models}
+                for own in files.values():
+                    own.create()
+                stored = {at: own.open() for at, own in files.items()}
+                receipts = list(self.merge(measured, files, lambda: stored[FINAL]))
+                for own in files.values():
+                    own.close()
+                states = {at: {n: one[n] for n in written} for at, one in stored.items()}
+        models = _in_memory(states)
+        kept: Kept = {}
+        if prepared.output.finish is not None:
+            for at, state in states.items():
+                models[at], kept = prepared.output.finish.make(state)
+        return Outcome(models, measured, {r.job_index: r for r in receipts}, kept), states
+
+    def fill(
+        self, output: OutputFolder, inputs: list[dict[str, Any]], outcome: Outcome | None
+    ) -> dict[str, Any]:
+        """Write everything but the manifest, which is returned."""
+        prepared = self.prepared
+        measured = outcome.measured if outcome else output.measured
+        if measured is None:
+            measured = self.measure()
+            output.note_measured(measured)
+        if outcome is None and prepared.output.finish is not None:
+            outcome, _ = self.merge_apart(measured, output.staging)
+        if outcome is not None:
+            for at, made in outcome.models.items():
+                _write_all(made, prepared.written, output.shards[at], self.options.progress)
+        else:
+            shards, done = output.shards, frozenset(output.finished)
+            for receipt in self.merge(measured, shards, lambda: shards[FINAL].open(), done):
+                output.note_finished(receipt)
+            outcome = Outcome({}, measured, output.finished)
+        manifest = make_manifest(prepared, inputs, outcome)
+        for at, files in output.shards.items():
+            write_companions(prepared, files.folder, output.target.name, at)
+            if at is not FINAL:
+                text = json.dumps({**manifest, "iteration": at}, indent=1) + "\n"
+                (files.folder / MANIFEST).write_text(text)
+        if FINAL not in prepared.models:  # the folder around several models
+            write_paths(prepared, output.path)
+        return manifest
+
+
+def _in_memory(states: States) -> dict[int | None, Checkpoint]:
+    return {at: InMemoryCheckpoint("merged", state) for at, state in states.items()}
 
 
 def _write_all(
@@ -250,28 +275,6 @@ def _write_all(
             progress.advance((stop - start) * spec.dtype.itemsize)
 
 
-def check_output(
-    prepared: PreparedMerge, target: Path, layout: Layout, *, overwrite: bool, resume: bool
-) -> None:
-    """Refuse an output folder that cannot or must not be written."""
-    if prepared.prefix and resume and staging_path(target).exists():
-        raise OutputError(
-            f"{target}: a merge with inputs: merged cannot be continued, since each block depends "
-            "on those before it; start anew with --overwrite and without --resume"
-        )
-    used = {
-        model.checkpoint.label: model.checkpoint.place
-        for model in prepared.alignment.everyone
-        if model.checkpoint.place is not None
-    }
-    for one in prepared.evidence:
-        if one.statistics.arrays.place is not None:
-            used[one.label] = one.statistics.arrays.place
-    needed = layout.num_bytes + prepared.num_head_bytes + prepared.num_companion_bytes
-    needed *= len(prepared.models)
-    check_target(target, needed, used, overwrite=overwrite, resume=resume)
-
-
 @dataclass(frozen=True)
 class _StateDict:
     """Merged values in this process's memory."""
@@ -280,27 +283,3 @@ class _StateDict:
 
     def write(self, name: str, start: int, values: Tensor) -> None:
         self.tensors[name].view(-1)[start : start + len(values)] = values
-
-
-def _run(
-    prepared: PreparedMerge,
-    worker: Worker,
-    executor: Executor,
-    measured: Mapping[str, Measured],
-    sinks: Sinks,
-    progress: Progress,
-    open_written: Callable[[], Checkpoint],
-    finished: AbstractSet[int] = frozenset(),
-) -> Iterator[Receipt]:
-    plan = prepared.plan
-    if prepared.prefix is not None:
-        yield from prepared.prefix.run(
-            plan, worker, executor, measured, sinks, open_written(), progress
-        )
-        return
-    jobs = [job for job in plan.jobs if job.index not in finished]
-    progress.stage("merging", plan.num_input_bytes)
-    progress.advance(plan.num_input_bytes - sum(job.num_input_bytes for job in jobs))
-    for receipt in executor.map(partial(worker.merge, measured=measured, sinks=sinks), jobs):
-        yield receipt
-        progress.advance(plan.jobs[receipt.job_index].num_input_bytes)

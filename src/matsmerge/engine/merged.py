@@ -1,13 +1,14 @@
 """The result of a merge: tensors, what became of them, and where they lie."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import OutputError
 
@@ -23,9 +24,9 @@ class Merged(Mapping[str, Tensor]):
     report: Mapping[str, Any]  # the content of merge.json: recipe, inputs, rules, parameters
     notes: Sequence[str]  # what was decided without being asked
     seconds: Mapping[str, float]  # by stage of the work
-    trajectory: "Mapping[int, Merged]" = field(default_factory=dict)  # by number of iterations
+    trajectory: "Mapping[int, Merged]"  # by number of iterations
+    _tensors: Mapping[str, Tensor]
     _place: Path | None = None
-    _tensors: Mapping[str, Tensor] | None = None
     _write: Callable[..., Path] | None = None
 
     @property
@@ -57,13 +58,11 @@ class Merged(Mapping[str, Tensor]):
         return self._write(folder, overwrite=overwrite)
 
     def __getitem__(self, name: str) -> Tensor:
-        tensors = self._read if self._tensors is None else self._tensors
-        return tensors[self._tied.get(name, name)]
+        return self._tensors[self._tied.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
-        tensors = self._read if self._tensors is None else self._tensors
-        yield from tensors
-        yield from (other for other, kept in self._tied.items() if kept in tensors)
+        yield from self._tensors
+        yield from (other for other, kept in self._tied.items() if kept in self._tensors)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -78,17 +77,16 @@ class Merged(Mapping[str, Tensor]):
         tied: Mapping[str, str] = self.report["tied"] if "lora" not in self.report else {}
         return tied
 
-    @cached_property
-    def _read(self) -> "_Stored":
-        last = f"iteration-{max(self.trajectory)}" if self.trajectory else "."
-        return _Stored(self.folder / last)
 
-
-class _Stored(Mapping[str, Tensor]):
+@dataclass(frozen=True)
+class FolderTensors(Mapping[str, Tensor]):
     """The tensors of a folder, read when they are asked for."""
 
-    def __init__(self, folder: Path) -> None:
-        self._checkpoint = open_checkpoint(folder)
+    folder: Path
+
+    @cached_property
+    def _checkpoint(self) -> Checkpoint:
+        return open_checkpoint(self.folder)
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._checkpoint.specs:

@@ -1,33 +1,22 @@
 """The merged model's `README.md`, with the metadata the hub reads."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import yaml
 
-from matsmerge.checkpoints.public_names import public_name, without_paths
+from matsmerge.checkpoints.public_names import public_name
+from matsmerge.engine.manifest import public_notes, public_recipe
+from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.markdown_text import escape, fenced
-from matsmerge.recipes.recipe import Recipe
 from matsmerge.version import __version__
 
 
-def make_model_card(
-    recipe: Recipe,
-    title: str,
-    notes: list[str],
-    library: str | None,
-    adapted: str | None = None,
-    inherited: Mapping[str, Any] | None = None,
-) -> str:
-    """A model card that says what was merged and how; `library` is what loads the model.
-
-    `adapted` is the model that a merged adapter is on. `inherited` is what the models' own cards
-    say, such as their license.
-    """
+def make_model_card(prepared: PreparedMerge, title: str, library: str | None) -> str:
+    """A model card that says what was merged and how; `library` is what loads the model."""
+    recipe, notes = prepared.recipe, public_notes(prepared)
+    adapted = (prepared.output.config or {}).get("base_model_name_or_path")
     base = recipe.base or adapted
     sources = [entry.model for entry in recipe.models]
     metadata = {
-        **(inherited or {}),
+        **prepared.inherited,
         # The hub lists an adapter with the model it is on.
         "base_model": [_hub_name(s) for s in ([base] if base else []) + sources]
         if adapted is None
@@ -47,13 +36,6 @@ def make_model_card(
         f"Merged by **{escape(recipe.method.name)}** with matsmerge {__version__}.\n{on}\n"
         f"| model | weight |\n|---|---|\n{rows}\n{noted}\n## Recipe\n\n{fenced(code, 'yaml')}\n"
     )
-
-
-def public_recipe(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without what was left at its default and without local paths."""
-    data = without_paths(recipe.model_dump(mode="json", exclude_defaults=True))
-    assert isinstance(data, dict)
-    return data
 
 
 def _hub_name(source: str) -> str:

@@ -20,7 +20,7 @@ the first to go where everything is deleted: a journal never speaks of files tha
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.engine.input_files import InputFiles
-from matsmerge.engine.journal import Journal, read_journal
+from matsmerge.engine.journal import read_journal
 from matsmerge.engine.layout import Layout, Shard
+from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.worker import Receipt
 from matsmerge.errors import MatsError, OutputError
+from matsmerge.files.journal_file import JournalFile
 from matsmerge.files.output_place import check_folder, check_room
 from matsmerge.files.whole_outputs import StagedFolder, staging_path, writing
 
@@ -76,6 +80,10 @@ class ShardFiles:
             self._descriptors[shard.file_name] = os.open(path, flags, 0o666)
         return self._descriptors[shard.file_name]
 
+    def open(self) -> Checkpoint:
+        """What has been written, to be read again."""
+        return StoredCheckpoint("merged", [self.folder / x.file_name for x in self._shards], None)
+
     def close(self) -> None:
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
@@ -90,29 +98,30 @@ class OutputFolder:
     def __init__(
         self,
         target: Path,
+        prepared: PreparedMerge,
         layout: Layout,
         identity: str,
         inputs: InputFiles,
-        num_pieces: Mapping[int, int],
-        models: Sequence[str] = (".",),
     ) -> None:
         self.target = target
         self.layout = layout
         self.identity = identity
         self.inputs = inputs
-        self._num_pieces = num_pieces  # of each job
+        self._num_pieces = {job.index: len(job.names) for job in prepared.plan.jobs}
         self._staged = StagedFolder(target, "merge")
         self.staging, self.path = self._staged.path, self._staged.output
         self._journal_path = self.staging / _JOURNAL
         self.is_there = False  # a run that was killed had come to the end
         self.finished: dict[int, Receipt] = {}
         self.measured: dict[str, Any] | None = None
-        # The folders with models: the output itself, or several within it.
-        self.shards = {model: ShardFiles(self.path / model, layout) for model in models}
+        # By iteration, in the output itself or in several folders within it.
+        self.shards = {
+            at: ShardFiles(self.path / name, layout) for at, name in prepared.models.items()
+        }
         self._syncer = ThreadPoolExecutor(1)
         self._syncing: Future[None] | None = None
         self._unsynced: list[int] = []
-        self._journal: Journal | None = None
+        self._journal: JournalFile | None = None
 
     def open(self, *, resume: bool) -> None:
         """Begin, or continue where a run with the same inputs and recipe was interrupted."""
@@ -121,12 +130,9 @@ class OutputFolder:
             self._staged.open()
             with writing(self.staging):
                 self._continue() if resume and not is_new else self._begin()
-        except OutputError:
+        except MatsError:
             # Of a run that has just begun there is nothing to continue.
             self.discard() if is_new and self._staged.is_open else self._close()
-            raise
-        except MatsError:
-            self._close()
             raise
 
     def _begin(self) -> None:
@@ -135,9 +141,8 @@ class OutputFolder:
         for files in self.shards.values():
             files.create()
         notes = [note.model_dump() for note in self.inputs.notes()]
-        self._journal = Journal.begin(
-            self._journal_path, {"identity": self.identity, "inputs": notes}
-        )
+        first = {"identity": self.identity, "inputs": notes}
+        self._journal = JournalFile.begin(self._journal_path, first)
 
     def _continue(self) -> None:
         noted = read_journal(self._journal_path)
@@ -165,12 +170,12 @@ class OutputFolder:
                     "--overwrite"
                 )
         self.finished, self.measured = noted.finished, noted.measured
-        self._journal = Journal.resume(self._journal_path, noted.num_bytes)
+        self._journal = JournalFile.resume(self._journal_path, noted.num_bytes)
 
     def note_measured(self, measured: Mapping[str, Any]) -> None:
         """Remember measurements for a run that resumes this one."""
         assert self._journal is not None
-        self._journal.note_measured(measured)
+        self._journal.note({"measured": measured})
 
     def note_finished(self, receipt: Receipt) -> None:
         """Note that all of a job's values have been written."""
@@ -191,7 +196,10 @@ class OutputFolder:
         for files, shard in self._files():
             os.fsync(files.descriptor(shard))
         assert self._journal is not None
-        self._journal.note_jobs([self.finished[job] for job in jobs])
+        receipts = [self.finished[job] for job in jobs]
+        self._journal.note(
+            {"jobs": {r.job_index: [r.squares, r.reports, r.energies] for r in receipts}}
+        )
 
     def _files(self) -> Iterator[tuple[ShardFiles, Shard]]:
         for files in self.shards.values():
@@ -246,7 +254,12 @@ def is_merge(folder: Path) -> bool:
 
 
 def check_target(
-    target: Path, num_bytes: int, inputs: Mapping[str, Path], *, overwrite: bool, resume: bool
+    target: Path,
+    *,
+    overwrite: bool,
+    resume: bool,
+    inputs: Mapping[str, Path] | None = None,
+    num_bytes: int = 0,
 ) -> None:
     """Refuse an output that must not or cannot be written, before any work."""
     check_folder(

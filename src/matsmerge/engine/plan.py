@@ -5,14 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
+from matsmerge.adapters.lora import LoraLayer
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.engine.adapter_output import AdapterOutput
-from matsmerge.engine.parameter import Parameter
 from matsmerge.errors import StatisticsError
 from matsmerge.methods.layer import Layer
 from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.site import BLOCK_ELEMENTS, Grain
+from matsmerge.problems import noted
 from matsmerge.recipes.rules import Rule
 
 # Fixed, so that an interrupted merge can be resumed under another memory budget.
@@ -27,6 +28,31 @@ _LAYERS_TOGETHER = 8
 _CHANGES, _MOMENTS = 4, 4
 # What ranking a model's entries collects: a sliver of them, as a value and a count each.
 _COLLECTED_SHARE, _COLLECTED_BYTES = 0.02, 16
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter that is merged, how, and what is written of it.
+
+    That is the tensor itself, perhaps under another name, or the factors of its change.
+    """
+
+    name: str
+    spec: TensorSpec
+    compute_dtype: torch.dtype | None  # None: not a number to merge, copied as it is
+    rule: Rule
+    written_as: str
+    lora: LoraLayer | None
+
+    @property
+    def is_merged(self) -> bool:
+        """Whether it holds numbers that are merged, and not copied."""
+        return self.compute_dtype is not None and self.spec.num_elements > 0
+
+    @property
+    def written(self) -> dict[str, TensorSpec]:
+        """The tensors to write."""
+        return self.lora.specs if self.lora else {self.written_as: self.spec}
 
 
 @dataclass(frozen=True)
@@ -134,25 +160,23 @@ def make_plan(
     alignment: Alignment,
     rules: Mapping[str, Rule],
     dtype: torch.dtype | None,
+    output: AdapterOutput,
     evidence: Sequence[Evidence] = (),
     num_kept: int = 0,
-    output: AdapterOutput | None = None,
 ) -> Plan:
     """Plan a merge of aligned models; `num_kept` iterates are written besides the last.
 
     Of a LoRA only the layers it has are merged and written. All parameters are measured.
     """
     parameters: list[Parameter] = []
-    names, loras = (output.names, output.layers) if output else ({}, {})
     for name in alignment.names:
         spec = alignment.models[0].spec(name)
         computed: torch.dtype | None = None
         if spec.dtype.is_floating_point:
             computed = compute_dtype(model.spec(name).dtype for model in alignment.everyone)
             spec = TensorSpec(dtype or spec.dtype, spec.shape)
-        parameters.append(
-            Parameter(name, spec, computed, rules[name], names.get(name), loras.get(name))
-        )
+        written_as, lora = output.names.get(name, name), output.layers.get(name)
+        parameters.append(Parameter(name, spec, computed, rules[name], written_as, lora))
 
     together: dict[object, list[Parameter]] = {}
     alone: list[Parameter] = []
@@ -166,8 +190,9 @@ def make_plan(
             together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)
-    if loras:
-        parameters = [p for p in parameters if p.lora is not None or p.written_as is not None]
+    if output.layers:
+        written = output.layers.keys() | output.names.keys()
+        parameters = [p for p in parameters if p.name in written]
     layers = find_layers(parameters, evidence)
     by_name = {p.name: p for p in parameters}
     layered = {name for layer in layers for name in layer.parameters}
@@ -190,12 +215,9 @@ def find_layers(parameters: Sequence[Parameter], evidence: Sequence[Evidence]) -
     layers: list[Layer] = []
     problems: list[str] = []
     for rule, names in of_rules.items():
-        try:
+        with noted(problems, StatisticsError):
             layers += rule.method.layers(dict.fromkeys(names), by_name, evidence)
-        except StatisticsError as error:
-            problems += error.problems
-    if problems:
-        raise StatisticsError(list(dict.fromkeys(problems)))
+    StatisticsError.raise_all(problems)
     return layers
 
 

@@ -270,10 +270,8 @@ def _load_all(
             assert model.checkpoint.folder is not None
             loaded = load_model(
                 model.checkpoint.folder,
-                task=described.task,
-                head=described.head,
-                tokenizer=described.tokenizer,
-                options=described.options(need_targets=False),
+                described,
+                need_targets=False,
                 dtype=dtype_name(dtype),
                 also=["*"],
             )

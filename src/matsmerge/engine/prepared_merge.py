@@ -5,15 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
-from matsmerge.engine.adapter_output import AdapterOutput, Finish, plan_output
+from matsmerge.engine.adapter_output import AdapterOutput, plan_output
 from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence
 from matsmerge.engine.layout import Layout, make_layout
@@ -41,7 +39,7 @@ class PreparedMerge:
     alignment: Alignment
     plan: Plan
     evidence: tuple[Evidence, ...]
-    output: AdapterOutput | None
+    output: AdapterOutput
     companions: tuple[Path, ...]  # files to copy beside the weights
     notes: tuple[str, ...]
     pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
@@ -60,6 +58,14 @@ class PreparedMerge:
         return list(dict.fromkeys(p.rule.method for p in self.plan.parameters))
 
     @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Everything that is read, models first."""
+        found = [model.checkpoint for model in self.alignment.everyone]
+        if self.pretrained is not None:
+            found.append(self.pretrained)
+        return found + [one.statistics.arrays for one in self.evidence]
+
+    @property
     def num_head_bytes(self) -> int:
         models = self.alignment.models
         return sum(m.checkpoint.spec(name).num_bytes for m in models for name in m.heads)
@@ -69,21 +75,12 @@ class PreparedMerge:
         return sum(path.stat().st_size for path in self.companions)
 
     @property
-    def adapter_config(self) -> Mapping[str, Any] | None:
-        """The configuration of the adapter to write, if it is one."""
-        return self.output.config if self.output else None
-
-    @property
-    def finish(self) -> Finish | None:
-        return self.output.finish if self.output else None
-
-    @property
     def written(self) -> Mapping[str, TensorSpec]:
         """All tensors of the output."""
-        return self.finish.specs if self.finish else self.plan.written
+        return self.output.finish.specs if self.output.finish else self.plan.written
 
     def layout(self, max_shard_bytes: int) -> Layout:
-        is_adapter = self.adapter_config is not None
+        is_adapter = self.output.config is not None
         tensors = list(self.written.items())
         limit = max(1, sum(s.num_bytes for _, s in tensors)) if is_adapter else max_shard_bytes
         return make_layout(tensors, "adapter_model" if is_adapter else "model", limit)
@@ -103,7 +100,7 @@ def prepare(
     """
     inputs = gather_inputs(recipe, sources or {})
     _check_start(recipe, inputs)
-    dtype = getattr(torch, recipe.dtype) if recipe.dtype and inputs.view != "joint" else None
+    dtype = recipe.torch_dtype if inputs.view != "joint" else None
     # The base's configuration and tokenizer go with the result, or else the first model's.
     sources_of_files = [inputs.pretrained or inputs.base, *inputs.models.values()]
     if inputs.writes_adapter:
@@ -146,9 +143,9 @@ def prepare(
         alignment,
         rules,
         dtype,
+        output,
         prefix.evidence if prefix else evidence,
         len(recipe.trajectory),
-        output,
     )
     _check_covered(plan, methods)
     companions = companion_files(of.folder) if of else ()
@@ -156,21 +153,20 @@ def prepare(
     inherited, card_notes = inherit_metadata(
         {model.name: model.checkpoint.folder for model in alignment.models}
     )
-    prepared = PreparedMerge(
+    along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
+    return PreparedMerge(
         recipe,
         alignment,
         plan,
         evidence,
         output,
         companions,
-        (*inputs.notes, *alignment.notes, *tokenizers.notes, *code, *card_notes),
+        (*inputs.notes, *alignment.notes, *tokenizers.notes, *code, *card_notes, *along),
         inputs.pretrained,
         prefix,
         inherited,
         tokenizers.chat_template,
     )
-    along = prefix.notes_on(plan) if prefix else ()
-    return replace(prepared, notes=(*prepared.notes, *along, *_otherwise_notes(plan)))
 
 
 def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> Comparison:
@@ -191,13 +187,11 @@ def _check_start(recipe: Recipe, inputs: Inputs) -> None:
     """Refuse methods that need a base where there is none; adapters know theirs."""
     if inputs.base is not None:
         return
-    problems = []
-    for where, spec in recipe.method_specs():
-        from_base = spec.parameters.get("model") == "base"
-        if spec.at_depth(0).reads_base or from_base:
-            problems.append(f"{where}method {spec.name} needs a base model (base: / --base)")
-    if problems:
-        raise RecipeError(problems)
+    RecipeError.raise_all(
+        f"{where}method {spec.name} needs a base model (base: / --base)"
+        for where, spec in recipe.method_specs()
+        if spec.at_depth(0).reads_base or spec.parameters.get("model") == "base"
+    )
 
 
 def _check_joint(recipe: Recipe, rules: Mapping[str, Rule]) -> None:
@@ -218,15 +212,11 @@ def _check_joint(recipe: Recipe, rules: Mapping[str, Rule]) -> None:
 def _check_covered(plan: Plan, methods: Iterable[Method]) -> None:
     """Refuse objectives that have nothing for any parameter."""
     layers = plan.layers
-    idle = sorted({name for method in methods for name in method.idle_objectives(layers)})
-    if idle:
-        raise StatisticsError(
-            [
-                f"the objective {name} has nothing for any of the parameters to merge; are the "
-                "statistics of these models, and were their layers among the collected ones?"
-                for name in idle
-            ]
-        )
+    StatisticsError.raise_all(
+        f"the objective {name} has nothing for any of the parameters to merge; are the statistics "
+        "of these models, and were their layers among the collected ones?"
+        for name in sorted({n for method in methods for n in method.idle_objectives(layers)})
+    )
 
 
 def _otherwise_notes(plan: Plan) -> list[str]:

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, dtype_name
-from matsmerge.engine.parameter import Parameter
-from matsmerge.engine.plan import Job, PlannedSite, read_by
+from matsmerge.engine.plan import Job, Parameter, PlannedSite, read_by
 from matsmerge.errors import NonFiniteError
 from matsmerge.linalg.low_rank import nearest_factors
 from matsmerge.methods.layer import LayerWork
@@ -82,7 +81,7 @@ class Worker:
             stop = min(start + BLOCK_ELEMENTS, planned.stop)
             values = source.read(parameter.name, start, stop).to(parameter.spec.dtype)
             for sink in sinks.values():
-                sink.write(parameter.written_as or parameter.name, start, values)
+                sink.write(parameter.written_as, start, values)
 
     def _merge_stretches(self, parameter: Parameter, site: Site, sinks: Sinks) -> float:
         """Merge and write one stretch after the other; returns the sum of squares."""
@@ -96,7 +95,7 @@ class Worker:
             squares += square
             rounded = merged.to(parameter.spec.dtype)
             for sink in sinks.values():
-                sink.write(parameter.written_as or parameter.name, part.start, rounded)
+                sink.write(parameter.written_as, part.start, rounded)
         return squares
 
     def _merge_whole(
@@ -138,8 +137,7 @@ class Worker:
         if not self.allow_nonfinite:
             _check_result(parameter, values, torch.dot(values, values).item())
         if parameter.lora is None:
-            name = parameter.written_as or parameter.name
-            sink.write(name, 0, values.to(parameter.spec.dtype).contiguous())
+            sink.write(parameter.written_as, 0, values.to(parameter.spec.dtype).contiguous())
             return
         base = self.alignment.base
         assert base is not None
@@ -204,7 +202,7 @@ class Worker:
         model.read_into(buffer, parameter.name, start)
         block = torch.empty(stop - start, dtype=parameter.compute_dtype) if out is None else out
         block.copy_(buffer.tensor)
-        if check and not _is_finite(block, torch.dot(block, block).item()):
+        if check and not is_finite(block, torch.dot(block, block).item()):
             finite = block.isfinite()
             raise NonFiniteError(
                 f"{model.checkpoint.label}: tensor '{model.names[parameter.name]}' holds "
@@ -247,7 +245,8 @@ def _buffer(num_elements: int, dtype: torch.dtype) -> Buffer:
     return own[str(dtype)]
 
 
-def _is_finite(block: Tensor, square: float) -> bool:
+def is_finite(block: Tensor, square: float) -> bool:
+    """Whether all values are finite, by their sum of squares."""
     # NaN and Inf survive a sum of squares, the cheapest test. It may also overflow: look again.
     return math.isfinite(square) or bool(block.isfinite().all())
 
@@ -255,7 +254,7 @@ def _is_finite(block: Tensor, square: float) -> bool:
 def _check_result(parameter: Parameter, merged: Tensor, square: float) -> None:
     dtype = parameter.spec.dtype
     limit = torch.finfo(dtype).max
-    fits = _is_finite(merged, square)
+    fits = is_finite(merged, square)
     if fits and limit < torch.finfo(merged.dtype).max / 2:
         fits = bool(merged.abs().max() <= limit)
     if not fits:

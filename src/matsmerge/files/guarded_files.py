@@ -8,14 +8,17 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from matsmerge.errors import MatsError
+from matsmerge.problems import shortened
 
 _MAX_BYTES = 64 * 2**20
 _MAX_JSON_VALUES = 2_000_000  # each takes up to a hundred bytes once it is read
@@ -27,7 +30,6 @@ _MAX_QUOTED = 60
 _HALVES = re.compile(r"\\[uU](?:0000)?[dD][89a-fA-F]")
 
 T = TypeVar("T")
-M = TypeVar("M", bound=BaseModel)
 
 
 class Content(BaseModel):
@@ -57,30 +59,35 @@ def _is_number(value: Any) -> bool:
 Numbers = Annotated[Any, AfterValidator(_numbers)]
 
 
-def open_regular(path: Path, error_type: type[MatsError]) -> IO[bytes]:
-    """A file open for reading, if it is a regular one; of others, reading may never end."""
+@contextmanager
+def reading(path: Path | str, error_type: type[MatsError]) -> Iterator[None]:
+    """Turn what the system says against reading a file into an error that names it."""
     try:
-        # Opening a pipe would wait for its other end.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise error_type(f"{path}: not a regular file; give a file with content")
-        return os.fdopen(descriptor, "rb")
-    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        yield
+    # A zero byte in a name is a ValueError, links in a circle are a RuntimeError.
+    except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise error_type(f"{path}: cannot be read ({reason})") from error
 
 
+def open_regular(path: Path, error_type: type[MatsError]) -> BufferedReader:
+    """A file open for reading, if it is a regular one; of others, reading may never end."""
+    with reading(path, error_type):
+        # Opening a pipe would wait for its other end.
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise error_type(f"{path}: not a regular file; give a file with content")
+        return os.fdopen(descriptor, "rb")
+
+
 def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> bytes:
     """A regular file's content, if it is not larger than it may be."""
-    try:
-        with open_regular(path, error_type) as file:
-            size = os.fstat(file.fileno()).st_size
-            # Reading sets aside as much memory as may come, which is not all that is allowed.
-            most = min(most_bytes, size + 2**20)
-            content = file.read(most + 1) if size <= most_bytes else None
-    except OSError as error:
-        raise error_type(f"{path}: cannot be read ({error.strerror})") from error
+    with reading(path, error_type), open_regular(path, error_type) as file:
+        size = os.fstat(file.fileno()).st_size
+        # Reading sets aside as much memory as may come, which is not all that is allowed.
+        most = min(most_bytes, size + 2**20)
+        content = file.read(most + 1) if size <= most_bytes else None
     if content is None or len(content) > most_bytes:
         raise error_type(
             f"{path}: larger than the {most_bytes:,} bytes that such a file may have; "
@@ -107,34 +114,46 @@ def read_json(
     path: Path,
     error_type: type[MatsError],
     most_bytes: int = _MAX_BYTES,
-    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
     most_values: int = _MAX_JSON_VALUES,
+    unique: bool = False,
 ) -> Any:
     """What is in a JSON file."""
     text = read_text(path, error_type, most_bytes)
-    return parse_json(text, str(path), error_type, object_pairs_hook, most_values)
+    return parse_json(text, str(path), error_type, most_values, unique)
 
 
 def parse_json(
     text: str,
     where: str,
     error_type: type[MatsError],
-    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
     most_values: int = _MAX_JSON_VALUES,
+    unique: bool = False,
 ) -> Any:
-    """What a JSON text says; `where` it was found is named in errors."""
+    """What a JSON text says; `where` it was found is named in errors.
+
+    If keys must be `unique`, one that is given twice is an error.
+    """
     if sum(map(text.count, "[{,")) > most_values:
         raise error_type(
             f"{where}: more than {most_values:,} values in JSON; is it the right file?"
         )
     try:
-        found = json.loads(text, object_pairs_hook=object_pairs_hook)
+        found = json.loads(text, object_pairs_hook=_unique if unique else None)
         check_unicode(text, found)
         return found
     except RecursionError as error:
         raise error_type(f"{where}: not valid JSON (nested too deeply)") from error
     except ValueError as error:  # also numbers of thousands of digits
         raise error_type(f"{where}: not valid JSON ({error})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"'{clipped(key)}' appears twice")
+        found[key] = value
+    return found
 
 
 def check_unicode(text: str, content: Any) -> None:
@@ -148,12 +167,13 @@ def check_unicode(text: str, content: Any) -> None:
 
 def read_json_as(
     path: Path,
-    expected: type[M],
+    expected: type[T],
     error_type: type[MatsError],
+    most_bytes: int = _MAX_BYTES,
     most_values: int = _MAX_TYPED_VALUES,
-) -> M:
-    """A JSON file's content as a typed model."""
-    content = read_json(path, error_type, most_values=most_values)
+) -> T:
+    """A JSON file's content as a type that pydantic knows."""
+    content = read_json(path, error_type, most_bytes, most_values)
     return parse_as(content, expected, str(path), error_type)
 
 
@@ -162,36 +182,32 @@ def parse_as(content: Any, expected: type[T], where: str, error_type: type[MatsE
     try:
         return TypeAdapter(expected).validate_python(content)
     except ValidationError as error:
-        raise error_type(describe_problems(error, where)) from error
+        raise error_type(_describe(error, where)) from error
 
 
-def describe_problems(error: ValidationError, where: str) -> list[str]:
+def _describe(error: ValidationError, where: str) -> list[str]:
     """The first parts that do not fit, and how many more there are."""
     if error.error_count() > _MAX_DESCRIBED:
         return [f"{where}: {error.error_count():,} values are not what they should be"]
     found = error.errors(include_url=False, include_context=False)
-    problems = [f"{where}: {_described(item)}" for item in found[:_MAX_PROBLEMS]]
-    if len(found) > _MAX_PROBLEMS:
-        problems.append(f"{where}: and {len(found) - _MAX_PROBLEMS} more like these")
-    return problems
+    return shortened([f"{where}: {_described(item)}" for item in found], _MAX_PROBLEMS)
 
 
 def _described(problem: ErrorDetails) -> str:
-    place = ".".join(map(_shortened, problem["loc"])) or "the whole"
+    place = ".".join(clipped(str(part)) for part in problem["loc"]) or "the whole"
     if problem["type"] == "missing":
         return f"{place}: is missing"
     message = re.sub(" or instance of .*", "", problem["msg"]).removeprefix("Value error, ")
     return f"{place}: {message[0].lower()}{message[1:]}, found {quoted(problem['input'])}"
 
 
-def _shortened(part: int | str) -> str:
-    text = str(part)
-    return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"
-
-
 def quoted(value: Any) -> str:
     """A value that was found, short enough for a message."""
     if isinstance(value, (dict, list)):
         return "a mapping" if isinstance(value, dict) else "a list"
-    text = repr(value)
+    return clipped(repr(value))
+
+
+def clipped(text: str) -> str:
+    """The beginning of a text, short enough for a message."""
     return text if len(text) <= _MAX_QUOTED else f"{text[:_MAX_QUOTED]}…"

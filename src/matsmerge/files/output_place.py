@@ -4,7 +4,9 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.errors import OutputError
@@ -14,7 +16,27 @@ from matsmerge.files.whole_outputs import is_interrupted
 _AFFIX_BYTES = 32
 _MAX_NAME_BYTES = 255
 
+P = ParamSpec("P")
 
+
+def _raising(
+    find: Callable[Concatenate[Path, P], Iterator[str]],
+) -> Callable[Concatenate[Path, P], None]:
+    """Make a function that finds problems with a target one that raises them, all at once."""
+
+    @wraps(find)
+    def check(target: Path, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            problems = _name_problems(target) or list(find(target, *args, **kwargs))
+        except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
+            reason = getattr(error, "strerror", None) or error
+            problems = [f"{target}: cannot be written to ({reason}); choose another --out"]
+        OutputError.raise_all(problems)
+
+    return check
+
+
+@_raising
 def check_folder(
     target: Path,
     work: str,
@@ -24,28 +46,48 @@ def check_folder(
     overwrite: bool = False,
     resume: bool = False,
     is_finished: Callable[[Path], bool] = lambda _: False,
-) -> None:
+) -> Iterator[str]:
     """Refuse a folder that must not or cannot be written.
 
     Only what `is_ours`, the output of such `work`, is ever replaced; never what overlaps with
     `inputs`. `is_finished` says whether an interrupted run had put its output in place already.
     """
-    _check(
-        target,
-        lambda: _folder_problems(
-            target, work, is_ours, inputs or {}, overwrite, resume, is_finished
-        ),
-    )
+    if not target.name or target.is_symlink():
+        yield f"{target}: is not the name of a folder to make; choose another --out"
+        return
+    place = target.resolve()
+    for label, used in (inputs or {}).items():
+        if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
+            yield f"{target}: overlaps with the input {label}; choose another --out"
+            return
+    if not is_vacant(target):
+        if not is_ours(target):
+            yield f"{target}: exists and holds no {work} of ours; choose another --out"
+        elif not (overwrite or (resume and is_finished(target))):
+            yield f"{target}: exists already; replace it with --overwrite"
+    if not (overwrite or resume) and is_interrupted(target) and not is_finished(target):
+        yield (
+            f"{target}: an earlier {work} was interrupted; continue it with --resume, or start "
+            "anew with --overwrite"
+        )
+    yield from _parent_problems(target)
 
 
+@_raising
 def check_file(
     target: Path,
     *suffixes: str,
     overwrite: bool = False,
     may_exist: Callable[[Path], bool] = lambda _: False,
-) -> None:
+) -> Iterator[str]:
     """Refuse a file that must not or cannot be written, or whose name has none of the suffixes."""
-    _check(target, lambda: _file_problems(target, suffixes, overwrite, may_exist))
+    if suffixes and target.suffix not in suffixes:
+        yield f"{target}: the name of this file ends in {' or '.join(suffixes)}"
+    if target.is_dir():
+        yield f"{target}: is a folder, expected the name of a file to write"
+    elif target.exists() and not overwrite and not may_exist(target):
+        yield f"{target}: exists already; replace it with --overwrite"
+    yield from _parent_problems(target)
 
 
 def check_room(target: Path, num_bytes: int) -> None:
@@ -69,61 +111,6 @@ def is_vacant(target: Path) -> bool:
     return not target.exists() or (target.is_dir() and not any(target.iterdir()))
 
 
-def _check(target: Path, find: Callable[[], Iterator[str]]) -> None:
-    try:
-        problems = _name_problems(target) or list(find())
-    except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
-        reason = getattr(error, "strerror", None) or error
-        problems = [f"{target}: cannot be written to ({reason}); choose another --out"]
-    if problems:
-        raise OutputError(problems)
-
-
-def _folder_problems(
-    target: Path,
-    work: str,
-    is_ours: Callable[[Path], bool],
-    inputs: Mapping[str, Path],
-    overwrite: bool,
-    resume: bool,
-    is_finished: Callable[[Path], bool],
-) -> Iterator[str]:
-    if not target.name or target.is_symlink():
-        yield f"{target}: is not the name of a folder to make; choose another --out"
-        return
-    place = target.resolve()
-    for label, used in inputs.items():
-        if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
-            yield f"{target}: overlaps with the input {label}; choose another --out"
-            return
-    if not is_vacant(target):
-        if not is_ours(target):
-            yield f"{target}: exists and holds no {work} of ours; choose another --out"
-        elif not (overwrite or (resume and is_finished(target))):
-            yield f"{target}: exists already; replace it with --overwrite"
-    if not (overwrite or resume) and is_interrupted(target) and not is_finished(target):
-        yield (
-            f"{target}: an earlier {work} was interrupted; continue it with --resume, or start "
-            "anew with --overwrite"
-        )
-    yield from _parent_problems(target)
-
-
-def _file_problems(
-    target: Path,
-    suffixes: tuple[str, ...],
-    overwrite: bool,
-    may_exist: Callable[[Path], bool],
-) -> Iterator[str]:
-    if suffixes and target.suffix not in suffixes:
-        yield f"{target}: the name of this file ends in {' or '.join(suffixes)}"
-    if target.is_dir():
-        yield f"{target}: is a folder, expected the name of a file to write"
-    elif target.exists() and not overwrite and not may_exist(target):
-        yield f"{target}: exists already; replace it with --overwrite"
-    yield from _parent_problems(target)
-
-
 def _parent_problems(target: Path) -> Iterator[str]:
     parent = _nearest(target)
     if not parent.is_dir() or not os.access(parent, os.W_OK):
@@ -137,16 +124,16 @@ def _nearest(target: Path) -> Path:
 
 def _name_problems(target: Path) -> list[str]:
     """What is wrong with a name, such as that it is too long for the file system."""
+    if "\0" in str(target):
+        raise OSError(errno.EINVAL, "a zero byte in its name")
     at_most = _MAX_NAME_BYTES
     try:
-        if "\0" in str(target):
-            raise OSError(errno.EINVAL, "a zero byte in its name")
         target.exists()
         parent = next((p for p in target.absolute().parents if p.exists()), target)
-        at_most = os.pathconf(parent, "PC_NAME_MAX") if hasattr(os, "pathconf") else at_most
+        at_most = os.pathconf(parent, "PC_NAME_MAX")
     except OSError as error:
         if error.errno != errno.ENAMETOOLONG:
-            return [f"{target}: cannot be written to ({error.strerror}); choose another --out"]
+            raise
     longest = max((len(os.fsencode(part)) for part in target.parts), default=0)
     own = len(os.fsencode(target.name)) + _AFFIX_BYTES
     if max(longest, own) <= at_most:

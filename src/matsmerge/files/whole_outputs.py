@@ -11,6 +11,7 @@ whatever its maker keeps to continue an interrupted run: a journal, checkpoints.
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -32,13 +33,13 @@ class StagedFolder:
         self.path = staging_path(target).absolute()
         self.output = self.path / _OUTPUT
         self.is_open = False
-        self._lock: int | None = None
+        self._lock = contextlib.ExitStack()
 
     def open(self) -> None:
         """Make the hidden folder, and keep other runs out of it until `close`."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(self.path, f"{self.target}: another {self.work} is writing it")
+            self._lock.enter_context(held(self.path, self.work, self.target))
         self.is_open = True
 
     def clear(self, first: str = "", keep: frozenset[str] = frozenset()) -> None:
@@ -67,9 +68,7 @@ class StagedFolder:
     def close(self) -> None:
         """Let other runs in."""
         self.is_open = False
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.close()
 
 
 def staging_path(target: Path) -> Path:
@@ -86,32 +85,21 @@ def is_interrupted(target: Path) -> bool:
 
 
 @contextmanager
-def held(folder: Path, work: str) -> Iterator[None]:
-    """Keep other runs out of a folder for a while; an `OutputError` if one is in it already."""
-    lock = _lock(folder, f"{folder}: another {work} is writing it")
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(folder: Path, busy: str) -> int | None:
-    """A descriptor that keeps other runs out until it is closed; None if nothing can."""
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system
-        return None
+def held(folder: Path, work: str, target: Path | None = None) -> Iterator[None]:
+    """Keep other runs out of a folder; an `OutputError` if one is in it, writing the target."""
     lock = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
-            os.close(lock)
-            if isinstance(error, BlockingIOError):
-                raise OutputError(f"{busy} just now") from error
-            raise
-    return lock
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            busy = f"{target or folder}: another {work} is writing it just now"
+            raise OutputError(busy) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):  # a file system without locks
+                raise
+        yield
+    finally:
+        os.close(lock)
 
 
 def put_in_place(made: Path, target: Path, replaced: Path) -> None:

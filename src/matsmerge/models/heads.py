@@ -10,7 +10,7 @@ from torch.nn.functional import normalize
 
 from matsmerge.adapters.adapter import PREFIX
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, dtype_name
-from matsmerge.data.row_problems import shorten
+from matsmerge.data.row_problems import refuse
 from matsmerge.errors import DataError
 from matsmerge.models.pretrained import architecture_of, load_pretrained, skeleton
 from matsmerge.optional_import import import_optional
@@ -70,10 +70,10 @@ def load_encoder_with_head(
     checkpoint: Checkpoint, head: Checkpoint, config: Any, dtype: torch.dtype, device_map: Any
 ) -> tuple[EncoderWithHead, list[str]]:
     """An encoder with a plain linear head; where it goes follows from its size."""
-    weight = head["weight"]
-    if weight.ndim != 2:
-        raise DataError(f"{head.label}: expected 'weight' (classes, size), found {weight.shape}")
-    num_classes, size = weight.shape
+    shape = head.specs["weight"].shape
+    if len(shape) != 2:
+        raise DataError(f"{head.label}: expected 'weight' (classes, size), found {list(shape)}")
+    num_classes, size = shape
     if "bias" in head.specs and head.specs["bias"].shape != (num_classes,):
         raise DataError(
             f"{head.label}: 'bias' is {list(head.specs['bias'].shape)}, expected [{num_classes}] "
@@ -85,15 +85,11 @@ def load_encoder_with_head(
         encoder_class, checkpoint, config, dtype, device_map, partly_used=True
     )
     linear = nn.Linear(size, num_classes, bias="bias" in head.specs, dtype=dtype)
-    with torch.no_grad():
-        linear.weight.copy_(weight)
-        if "bias" in head.specs:
-            linear.bias.copy_(head["bias"])
+    notes += put_head(linear, head, {name: name for name in head.specs})
     scale = None
     if projected and "logit_scale" in checkpoint.specs:
         scale = checkpoint["logit_scale"].to(dtype)
-    model = EncoderWithHead(encoder, linear, scale, projected=projected)
-    return model, notes + rounding_notes(head, dtype)
+    return EncoderWithHead(encoder, linear, scale, projected=projected), notes
 
 
 def _encoder_class(
@@ -146,25 +142,21 @@ def head_parameters(model: nn.Module, head: Checkpoint) -> dict[str, str]:
             )
         else:
             names[name] = stored
-    if problems:
-        raise DataError(shorten(problems))
+    refuse(problems)
     return names
 
 
-def rounding_notes(head: Checkpoint, dtype: torch.dtype) -> list[str]:
-    """A note if the model's dtype does not hold the head's values exactly."""
-    for name, spec in head.specs.items():
-        if torch.promote_types(spec.dtype, dtype) != dtype:
-            return [f"{head.label}: '{name}' is {spec}, rounded to the model's {dtype_name(dtype)}"]
-    return []
-
-
-def load_head(model: nn.Module, head: Checkpoint, names: Mapping[str, str]) -> None:
-    """Copy the head's tensors into the parameters with these names (parameter -> tensor)."""
-    parameters = dict(model.named_parameters())
+def put_head(model: nn.Module, head: Checkpoint, names: Mapping[str, str]) -> list[str]:
+    """Give parameters the values of a head's tensors (parameter -> tensor); notes on rounding."""
     with torch.no_grad():
         for name, stored in names.items():
-            parameters[name].copy_(head[stored])
+            model.get_parameter(name).copy_(head[stored])
+    for name, stored in names.items():
+        spec, dtype = head.specs[stored], model.get_parameter(name).dtype
+        if torch.promote_types(spec.dtype, dtype) != dtype:
+            found = dtype_name(dtype)
+            return [f"{head.label}: '{stored}' is {spec}, rounded to the model's {found}"]
+    return []
 
 
 def class_dimensions(auto_class: Any, config: Any) -> dict[str, int]:

@@ -1,45 +1,31 @@
 """A base that stays in memory from one adapter to the next."""
 
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import nn
-
-from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
 
 
 class KeptBase:
-    """The last base that was loaded, and how to get the last adapter off it again."""
+    """The last base that was loaded; `undo` gets the adapter that was put on it off again."""
 
     def __init__(self) -> None:
+        self.undo: Callable[[], object] | None = None
         self._key: object = None
         self._model: nn.Module | None = None
-        self._undo: Callable[[], Any] | None = None
 
-    def take(self, key: object) -> nn.Module | None:
-        """The base as it was loaded, if it is the one with this key; else it is let go."""
-        model = self._model if key == self._key else None
-        if model is not None and self._undo is not None:
-            self._undo()
-        self._model, self._undo = None, None
-        return model
+    def take(
+        self, key: object, load: Callable[[], tuple[nn.Module, list[str]]]
+    ) -> tuple[nn.Module, list[str]]:
+        """The base with this key as it is stored, and notes on loading it if it was not kept.
 
-    def keep(self, key: object, model: nn.Module) -> None:
-        """Keep a base as it was loaded."""
-        self._key, self._model, self._undo = key, model, None
-
-    def undo_with(self, undo: Callable[[], Any]) -> None:
-        """Say how to get an adapter off the base again."""
-        self._undo = undo
-
-
-def unfold(model: nn.Module, adapted: AdaptedCheckpoint, names: dict[str, str]) -> None:
-    """Give a model its base's values again."""
-    base = adapted.base
-    with torch.no_grad():
-        for name, stored in names.items():
-            if stored in adapted.changed and stored in base.specs:
-                parameter = model.get_parameter(name)
-                if parameter.shape == base.specs[stored].shape:
-                    parameter.copy_(base[stored])
+        One with another key is let go before the next is loaded.
+        """
+        model, undo = self._model if key == self._key else None, self.undo
+        self._model, self.undo = None, None
+        notes: list[str] = []
+        if model is None:
+            model, notes = load()
+        elif undo is not None:
+            undo()
+        self._key, self._model = key, model
+        return model, notes

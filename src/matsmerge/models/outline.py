@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -11,7 +10,7 @@ from torch import nn
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.summary import kind_of
 from matsmerge.models.parameter_names import match_names
-from matsmerge.models.pretrained import architecture_of, quiet, read_config, skeleton
+from matsmerge.models.pretrained import architecture_of, empty_model
 from matsmerge.optional_import import import_optional
 
 
@@ -27,10 +26,8 @@ class Outline:
 
 def outline_of(checkpoint: Checkpoint) -> Outline:
     """Ask transformers for a model's modules, or guess."""
-    try:
-        model = None if checkpoint.folder is None else _empty_model(checkpoint.folder)
-    except Exception:  # each model has its own way not to be made
-        model = None
+    folder = checkpoint.folder
+    model = None if folder is None else empty_model(folder, _stored_class)
     if model is None:
         linear = [
             name
@@ -55,13 +52,7 @@ def outline_of(checkpoint: Checkpoint) -> Outline:
     )
 
 
-def _empty_model(folder: Path) -> nn.Module | None:
-    """A folder's model without values, if transformers has its class."""
-    if not (folder / "config.json").is_file():
-        return None
-    config = read_config(folder)
+def _stored_class(config: Any) -> Any:
+    """The class that a model was saved from, if transformers has it."""
     transformers = import_optional("transformers")
-    with quiet():
-        return skeleton(
-            getattr(transformers, architecture_of(config), transformers.AutoModel), config
-        )
+    return getattr(transformers, architecture_of(config), transformers.AutoModel)

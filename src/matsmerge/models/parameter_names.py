@@ -2,8 +2,7 @@
 
 import importlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -13,14 +12,6 @@ from matsmerge.checkpoints.checkpoint import Checkpoint
 _OLD_SPELLINGS = ((".weight", ".gamma"), (".bias", ".beta"))
 
 Renaming = tuple[str, str]  # the beginning of a parameter's name, and what stands there instead
-
-
-@dataclass(frozen=True)
-class _Loading:
-    """What transformers does to a checkpoint's names and values when it loads them."""
-
-    renamed: Mapping[str, str] = field(default_factory=dict)  # parameter -> stored name
-    converted: frozenset[str] = frozenset()  # parameters computed from tensors, not equal to one
 
 
 def match_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
@@ -33,14 +24,14 @@ def match_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     all_names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         all_names[id(parameter)].append(name)
-    loading = _loading(model, checkpoint)
+    stored_names, converted = _names_when_loaded(model, checkpoint)
     renamings = list(_renamings(model, checkpoint))
     names = {}
     for name, parameter in model.named_parameters():
         tied = all_names[id(parameter)]
-        if loading.converted.intersection(tied):
+        if converted.intersection(tied):
             continue
-        renamed = [loading.renamed[n] for n in tied if n in loading.renamed]
+        renamed = [stored_names[n] for n in tied if n in stored_names]
         for other in (*renamed, *_candidates(tied, renamings)):
             stored = checkpoint.aliases.get(other, other)
             spec = checkpoint.specs.get(stored)
@@ -50,8 +41,13 @@ def match_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     return names
 
 
-def _loading(model: nn.Module, checkpoint: Checkpoint) -> _Loading:
-    """Ask transformers; versions before 5 have no such rules."""
+def _names_when_loaded(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
+    """Stored names of parameters that transformers renames, and the parameters it computes.
+
+    Versions before 5 have no rules that could be asked for.
+    """
+    renamed: dict[str, str] = {}
+    converted: set[str] = set()
     try:
         core = importlib.import_module("transformers.core_model_loading")
         mapping = importlib.import_module("transformers.conversion_mapping")
@@ -59,13 +55,11 @@ def _loading(model: nn.Module, checkpoint: Checkpoint) -> _Loading:
         renaming_class, converter_class = core.WeightRenaming, core.WeightConverter
         rename, sort_key = core.rename_source_key, core.dot_natural_key
     except (ImportError, AttributeError):
-        return _Loading()
+        return renamed, converted
     renamings = [rule for rule in rules if isinstance(rule, renaming_class)]
     converters = [rule for rule in rules if isinstance(rule, converter_class)]
     prefix = getattr(model, "base_model_prefix", "")
     state = model.state_dict()
-    renamed: dict[str, str] = {}
-    converted: set[str] = set()
     # In the order of loading, on which some rules depend.
     for stored in sorted((*checkpoint.specs, *checkpoint.aliases), key=sort_key):
         name, pattern = rename(stored, renamings, converters, prefix, state)
@@ -75,7 +69,7 @@ def _loading(model: nn.Module, checkpoint: Checkpoint) -> _Loading:
             renamed[name] = stored
         else:
             converted.add(name)
-    return _Loading(renamed, frozenset(converted))
+    return renamed, converted
 
 
 def _candidates(names: list[str], renamings: list[Renaming]) -> Iterator[str]:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint, check_ties
 from matsmerge.adapters.adapter import PREFIX, Adapter
 from matsmerge.checkpoints.alignment import matches
-from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
-from matsmerge.data.row_problems import shorten
+from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.data.row_problems import library_errors, refuse
 from matsmerge.errors import DataError
 from matsmerge.models.parameter_names import match_names
 from matsmerge.models.pretrained import quiet
@@ -31,25 +31,21 @@ def put_adapter_on(
     stored apart.
     """
     peft = import_optional("peft")
-    folder, label = str(checkpoint.folder), checkpoint.label
-    try:
-        with quiet():  # its warnings on keys are errors of `match_adapter_names`
-            config = peft.PeftConfig.from_pretrained(folder)
-            if not head:
-                adapted: nn.Module = peft.PeftModel.from_pretrained(
-                    model, folder, is_trainable=True, adapter_name=_ADAPTER
-                )
-                return adapted
-            config.inference_mode = False
-            adapted = peft.get_peft_model(model, config, adapter_name=_ADAPTER)
-            state = {name: checkpoint[name] for name in checkpoint.specs}
-            state |= {f"{PREFIX}{name}": value for name, value in head.items()}
-            peft.set_peft_model_state_dict(adapted, state, adapter_name=_ADAPTER)
+    folder = str(checkpoint.folder)
+    problem = f"{checkpoint.label}: peft cannot load it onto {type(model).__name__}"
+    with library_errors(problem), quiet():  # warnings on keys are errors of `match_adapter_names`
+        if not head:
+            adapted: nn.Module = peft.PeftModel.from_pretrained(
+                model, folder, is_trainable=True, adapter_name=_ADAPTER
+            )
             return adapted
-    except Exception as error:  # unknown adapters, targets the base does not have, shapes
-        raise DataError(
-            f"{label}: peft cannot load it onto {type(model).__name__} ({first_line(error)})"
-        ) from error
+        config = peft.PeftConfig.from_pretrained(folder)
+        config.inference_mode = False
+        adapted = peft.get_peft_model(model, config, adapter_name=_ADAPTER)
+        state = {name: checkpoint[name] for name in checkpoint.specs}
+        state |= {f"{PREFIX}{name}": value for name, value in head.items()}
+        peft.set_peft_model_state_dict(adapted, state, adapter_name=_ADAPTER)
+        return adapted
 
 
 def fold_into(
@@ -64,9 +60,9 @@ def fold_into(
     check_ties(adapted)
     names = match_names(model, adapted)
     lacking = adapted.changed - set(names.values())
-    problems = [f"{adapter.label}: {type(model).__name__} has no place for '{n}'" for n in lacking]
-    if problems:
-        raise DataError(shorten(sorted(problems)))
+    refuse(
+        f"{adapter.label}: {type(model).__name__} has no place for '{n}'" for n in sorted(lacking)
+    )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             is_changed = names.get(name) in adapted.changed and name not in head
@@ -81,6 +77,17 @@ def fold_into(
                 parameter.is_floating_point() and (is_changed or matches(name, also))
             )
     return adapted, names
+
+
+def unfold(model: nn.Module, adapted: AdaptedCheckpoint, names: Mapping[str, str]) -> None:
+    """Give a model its base's values again."""
+    base = adapted.base
+    with torch.no_grad():
+        for name, stored in names.items():
+            if stored in adapted.changed and stored in base.specs:
+                parameter = model.get_parameter(name)
+                if parameter.shape == base.specs[stored].shape:
+                    parameter.copy_(base[stored])
 
 
 def match_adapter_names(
@@ -112,8 +119,7 @@ def match_adapter_names(
         for stored in checkpoint.specs
         if stored not in known and stored.removeprefix(PREFIX) not in head_names
     ]
-    if problems:
-        raise DataError(shorten(problems))
+    refuse(problems)
     return names, of_head
 
 

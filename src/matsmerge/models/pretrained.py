@@ -2,8 +2,9 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from pydantic import Field
 from torch import nn
 
 from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint, dtype_name, first_line
-from matsmerge.data.row_problems import shorten
+from matsmerge.data.row_problems import library_errors, refuse
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import Content, Count, read_json_as
 from matsmerge.optional_import import import_optional
@@ -55,14 +56,16 @@ def read_config(folder: Path) -> Any:
     if not path.is_file():
         raise DataError(f"{folder}: has no config.json, which says what model it is")
     read_json_as(path, _ConfigContent, DataError)
+    return read_with("AutoConfig", folder, f"{path}: the configuration")
+
+
+def read_with(auto_class: str, folder: Path, what: str) -> Any:
+    """What a class of transformers makes of files in a folder; code in it is never run."""
     transformers = import_optional("transformers")
-    try:
-        with quiet():
-            return transformers.AutoConfig.from_pretrained(
-                str(folder), trust_remote_code=False, local_files_only=True
-            )
-    except Exception as error:  # unknown models, code that would have to run, damaged files
-        raise DataError(f"{path}: transformers cannot use it ({first_line(error)})") from error
+    with library_errors(f"{what} cannot be read by transformers"), quiet(), refusing_panics():
+        return getattr(transformers, auto_class).from_pretrained(
+            str(folder), trust_remote_code=False, local_files_only=True
+        )
 
 
 def architecture_of(config: Any) -> str:
@@ -77,25 +80,30 @@ def skeleton(auto_class: Any, config: Any, num_labels: int | None = None) -> nn.
         config = copy.deepcopy(config)
         config.num_labels = num_labels
     make = getattr(auto_class, "from_config", auto_class)  # a class of its own is just called
-    try:
-        with torch.device("meta"):
-            model: nn.Module = make(config)
-    except Exception as error:  # whatever a configuration can say
-        raise DataError(
-            f"{config.name_or_path or 'config.json'}: transformers can make no model of its "
-            f"config.json ({first_line(error)})"
-        ) from error
+    where = config.name_or_path or "config.json"
+    with (
+        library_errors(f"{where}: transformers can make no model of its config.json"),
+        quiet(),
+        torch.device("meta"),
+    ):
+        model: nn.Module = make(config)
     return model
+
+
+def empty_model(folder: Path, class_of: Callable[[Any], Any]) -> nn.Module | None:
+    """A folder's model without values, if transformers can make it; its class by configuration."""
+    try:
+        config = read_config(folder)
+        return skeleton(class_of(config), config)
+    except Exception:  # such as a class and a configuration that do not belong together
+        return None
 
 
 def choose_dtype(name: str | None, checkpoint: Checkpoint) -> torch.dtype:
     """The dtype asked for, or the one that holds all stored values exactly."""
     if name is None or name == "auto":
-        chosen: torch.dtype | None = None
-        for spec in checkpoint.specs.values():
-            if spec.dtype in FLOAT_DTYPES:
-                chosen = spec.dtype if chosen is None else torch.promote_types(chosen, spec.dtype)
-        return chosen or torch.float32
+        found = {spec.dtype for spec in checkpoint.specs.values() if spec.dtype in FLOAT_DTYPES}
+        return reduce(torch.promote_types, found) if found else torch.float32
     if name not in DTYPES:
         raise DataError(f"there is no dtype '{name}'; expected auto or one of {', '.join(DTYPES)}")
     return DTYPES[name]
@@ -122,18 +130,15 @@ def load_pretrained(
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     options = {"dtype" if version >= (4, 56) else "torch_dtype": dtype, "device_map": device_map}
     label = checkpoint.label
-    try:
-        with quiet():
-            model, info = loading_class.from_pretrained(
-                str(checkpoint.folder),
-                config=config,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # found below, with names and shapes
-                local_files_only=True,
-                **options,
-            )
-    except Exception as error:  # everything that can be wrong with a folder
-        raise DataError(f"{label}: transformers cannot load it ({first_line(error)})") from error
+    with library_errors(f"{label}: transformers cannot load it"), quiet():
+        model, info = loading_class.from_pretrained(
+            str(checkpoint.folder),
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # found below, with names and shapes
+            local_files_only=True,
+            **options,
+        )
     name = type(model).__name__
     problems = [
         f"{label}: '{key}' is {list(found)}, {name} expects {list(expected)}"
@@ -152,8 +157,7 @@ def load_pretrained(
                 f"{label}: holds {few}, for which {name} has no place; "
                 "is config.json that of another model?"
             )
-    if problems:
-        raise DataError(shorten(problems))
+    refuse(problems)
     return model, notes
 
 
@@ -189,3 +193,17 @@ def quiet() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def refusing_panics() -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no `Exception`, into a `DataError`."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise DataError(
+            f"the tokenizer is damaged: the tokenizers library gave up ({first_line(error)}); "
+            "take its files from where the model came from"
+        ) from error

@@ -6,17 +6,19 @@ as CLIP classifies without training (Radford et al., 2021).
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
+from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
+from matsmerge.data.row_problems import refuse
 from matsmerge.data.template import Template
 from matsmerge.errors import DataError
-from matsmerge.models.pretrained import load_pretrained, quiet
+from matsmerge.models.pretrained import architecture_of, load_pretrained, read_with
 from matsmerge.optional_import import import_optional
 
 COLUMN = "label"  # what prompts call the name of a class
@@ -32,7 +34,7 @@ def make_text_head(
     """A plain head for the image encoder of a model with two towers, from its text encoder."""
     label = checkpoint.label
     transformers = import_optional("transformers")
-    model_class = getattr(transformers, (config.architectures or [""])[0], None)
+    model_class = getattr(transformers, architecture_of(config), None)
     if not hasattr(config, "text_config") or not hasattr(model_class, "get_text_features"):
         raise DataError(
             f"{label}: has no text encoder beside its image encoder, from which a template could "
@@ -41,17 +43,9 @@ def make_text_head(
     if not labels:
         raise DataError(f"{label}: a head made from a template needs the classes' names in labels:")
     templates = [Template(prompt) for prompt in prompts]
-    problems = [p for t in templates for p in t.problems("a class", [COLUMN])]
-    if problems:
-        raise DataError(problems)
+    refuse(p for t in templates for p in t.problems("a class", [COLUMN]))
     model, _ = load_pretrained(model_class, checkpoint, config, dtype, None)
-    try:
-        with quiet():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                str(checkpoint.folder), local_files_only=True
-            )
-    except Exception as error:  # everything that can be wrong with a tokenizer
-        raise DataError(f"{label}: its tokenizer cannot be loaded ({first_line(error)})") from error
+    tokenizer = read_with("AutoTokenizer", Path(str(checkpoint.folder)), f"{label}: its tokenizer")
     model.eval()
     rows = [
         _direction(model, tokenizer, [t.fill({COLUMN: name}) for t in templates]) for name in labels

@@ -5,6 +5,7 @@ What has no counterpart here is refused by name, never ignored.
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from matsmerge.errors import RecipeError, closest
@@ -44,31 +45,27 @@ def from_mergekit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         raise RecipeError(
             f"mergekit's merge_method '{kind}' is not supported{closest(str(kind), _METHODS)}"
         )
-    problems = [
-        f"mergekit's key '{key}' is not supported; remove it or use mergekit for this merge"
-        for key in data
-        if key not in _KEYS
-    ]
-    notes: list[str] = []
-    translation = _Translation(kind, data, problems, notes)
+    translation = _Translation(kind, data)
     recipe = translation.recipe()
-    if problems:
-        raise RecipeError(problems)
-    return recipe, notes
+    RecipeError.raise_all(translation.problems)
+    return recipe, translation.notes
 
 
+@dataclass
 class _Translation:
-    def __init__(
-        self, kind: str, data: Mapping[str, Any], problems: list[str], notes: list[str]
-    ) -> None:
-        self.kind = kind
-        self.data = data
-        self.problems = problems
-        self.notes = notes
-        self.overrides: list[dict[str, Any]] = []
-        self.adapted: list[str] = []  # models under an adapter, as in `model+adapter`
+    kind: str
+    data: Mapping[str, Any]
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    overrides: list[dict[str, Any]] = field(default_factory=list)
+    adapted: list[str] = field(default_factory=list)  # models under an adapter: `model+adapter`
 
     def recipe(self) -> dict[str, Any]:
+        self.problems += [
+            f"mergekit's key '{key}' is not supported; remove it or use mergekit for this merge"
+            for key in self.data
+            if key not in _KEYS
+        ]
         base = self.data.get("base_model")
         base = None if base is None else self._path(base)
         shared = self._mapping(self.data.get("parameters"), "parameters")
@@ -119,12 +116,11 @@ class _Translation:
                     "without a filter"
                 )
             for key in _PER_MODEL[self.kind]:
-                put = self._model_setter(models[i], name, key)
                 # The shared setting holds only where the model's own has no answer.
                 if key in shared and not _always_applies(parameters.get(key)):
-                    self._setting(shared[key], put)
+                    self._set(models[i], key, shared[key], name)
                 if key in parameters:
-                    self._setting(parameters[key], put)
+                    self._set(models[i], key, parameters[key], name)
         if self.kind == "slerp":
             self._slerp(shared.get("t"), models, paths.index(base or ""))
         recipe: dict[str, Any] = {"models": models, "method": method}
@@ -153,15 +149,7 @@ class _Translation:
                 "int8_mask: saves memory in mergekit and does not change the result; not needed"
             )
         elif key in _SHARED[self.kind]:
-            ours = _SHARED[self.kind][key]
-
-            def put(value: Any, pattern: str | None) -> None:
-                if pattern is None:
-                    method[ours] = value
-                else:
-                    self.overrides.append({"match": pattern, "method": {ours: value}})
-
-            self._setting(value, put)
+            self._set(method, _SHARED[self.kind][key], value)
         else:
             known = [*_SHARED[self.kind], *_PER_MODEL[self.kind]]
             self.problems.append(
@@ -169,14 +157,15 @@ class _Translation:
                 f"{closest(key, known)}"
             )
 
-    def _model_setter(self, entry: dict[str, Any], name: str, key: str) -> Any:
-        def put(value: Any, pattern: str | None) -> None:
+    def _set(self, place: dict[str, Any], key: str, setting: Any, model: str | None = None) -> None:
+        """Set a parameter of the method or of a model, or where a value is filtered override it."""
+        for value, pattern in self._conditions(setting):
             if pattern is None:
-                entry[key] = value
+                place[key] = value
             else:
-                self.overrides.append({"match": pattern, "models": {name: {key: value}}})
-
-        return put
+                change = {key: value}
+                what = {"method": change} if model is None else {"models": {model: change}}
+                self.overrides.append({"match": pattern, **what})
 
     def _slerp(self, setting: Any, models: list[dict[str, Any]], start: int) -> None:
         if not _always_applies(setting):
@@ -184,43 +173,36 @@ class _Translation:
             return
         first, second = models[start], models[1 - start] if len(models) == 2 else models[start]
 
-        def put(t: Any, pattern: str | None) -> None:
+        for t, pattern in self._conditions(setting):
             try:
                 rest = [1 - float(v) for v in t] if isinstance(t, list) else 1 - float(t)
                 t = [float(v) for v in t] if isinstance(t, list) else float(t)
             except (TypeError, ValueError):
                 self.problems.append(f"mergekit's slerp parameter 't' must be numbers, found {t!r}")
-                return
+                continue
             if pattern is None:
                 first["weight"], second["weight"] = rest, t
             else:
                 weights = {first["name"]: {"weight": rest}, second["name"]: {"weight": t}}
                 self.overrides.append({"match": pattern, "models": weights})
 
-        self._setting(setting, put)
-
-    def _setting(self, value: Any, put: Any) -> None:
-        """Give `put` each value with its pattern, in an order in which the last one wins."""
-        if isinstance(value, Mapping):
-            value = [value]
-        if not (isinstance(value, list) and any(isinstance(v, Mapping) for v in value)):
-            put(value, None)
-            return
+    def _conditions(self, setting: Any) -> list[tuple[Any, str | None]]:
+        """Each value with the pattern it is for, in an order in which the last one wins."""
+        items = [setting] if isinstance(setting, Mapping) else setting
+        if not (isinstance(items, list) and any(isinstance(v, Mapping) for v in items)):
+            return [(setting, None)]
         conditions: list[tuple[Any, str | None]] = []
-        for item in value:
+        for item in items:
             known = {"value", "filter"}
             if not isinstance(item, Mapping) or "value" not in item or item.keys() - known:
                 self.problems.append(f"expected entries with 'value' and 'filter', found {item!r}")
-                return
+                return []
             text = item.get("filter")
-            # In mergekit the first condition that holds decides.
-            conditions.append(
-                (item["value"], None if text in (None, "*") else f"*{_escape(str(text))}*")
-            )
-            if conditions[-1][1] is None:
+            if text in (None, "*"):  # in mergekit the first condition that holds decides
+                conditions.append((item["value"], None))
                 break
-        for item_value, pattern in reversed(conditions):
-            put(item_value, pattern)
+            conditions.append((item["value"], f"*{_escape(str(text))}*"))
+        return conditions[::-1]
 
     def _mapping(self, value: Any, where: str) -> Mapping[str, Any]:
         if value is None:

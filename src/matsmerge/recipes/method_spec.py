@@ -5,7 +5,6 @@ from functools import cache
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
-from pydantic_core import PydanticCustomError
 
 from matsmerge.methods import METHODS
 from matsmerge.methods.method import Method
@@ -45,9 +44,7 @@ class MethodSpec(BaseModel):
             self.at_depth(0)  # which checks all values of a list
         except ValidationError as error:
             problems = problems_of(error, *METHODS.values(), hints=_HINTS)
-            raise PydanticCustomError(
-                "recipe", "{problems}", {"problems": "\n".join(problems)}
-            ) from error
+            raise ValueError("\n".join(problems)) from error
         return self
 
 

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, field_validator, model_serializer
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_serializer
 
-from matsmerge.errors import closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, NUM_SEEDS
 from matsmerge.statistics.collection_options import CollectionOptions, make_options
 from matsmerge.statistics.prepared_collection import Choice
-from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.task_file import TaskFile, read_task_file
 
 
@@ -32,16 +29,6 @@ class ModelData(TaskFile):
     max_tokens: int = Field(
         4096, ge=1, le=MOST_AT_ONCE, description="tokens at once, at most, with padding"
     )
-
-    @field_validator("task")
-    @classmethod
-    def _known(cls, task: str | None) -> str | None:
-        if task is not None and task not in TASKS:
-            raise PydanticCustomError(
-                "recipe", "there is no task '{task}'{hint}",
-                {"task": task, "hint": closest(task, TASKS)},
-            )  # fmt: skip
-        return task
 
     @model_serializer(mode="wrap")
     def _as_given(self, handler: Any) -> dict[str, Any]:

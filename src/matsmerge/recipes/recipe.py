@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -13,7 +14,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from matsmerge.checkpoints.public_names import path_names
 from matsmerge.checkpoints.source import local_path
@@ -96,7 +96,7 @@ class Override(_Strict):
     @model_validator(mode="after")
     def _changes_something(self) -> "Override":
         if not self.method and not self.models:
-            raise PydanticCustomError("recipe", "changes nothing; give it a method or models")
+            raise ValueError("changes nothing; give it a method or models")
         return self
 
 
@@ -104,11 +104,7 @@ def _as_rank(value: Any) -> Any:
     is_rank = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_RANK
     if value is None or is_rank or value == "concatenate":
         return value
-    raise PydanticCustomError(
-        "rank",
-        "expected a number from 1 to {most}, or concatenate, found {value}",
-        {"most": MOST_RANK, "value": repr(value)},
-    )
+    raise ValueError(f"expected a number from 1 to {MOST_RANK}, or concatenate, found {value!r}")
 
 
 class Recipe(_Strict):
@@ -169,9 +165,7 @@ class Recipe(_Strict):
         given = [entry.name for entry in entries if entry.name]
         for name in given:
             if given.count(name) > 1 or name == "base":
-                raise PydanticCustomError(
-                    "name_taken", "the model name '{name}' is taken", {"name": name}
-                )
+                raise ValueError(f"the model name '{name}' is taken")
         made = iter(short_names([entry.model for entry in entries if not entry.name], given))
         return [e if e.name else e.model_copy(update={"name": next(made)}) for e in entries]
 
@@ -187,10 +181,13 @@ class Recipe(_Strict):
                 for name in override.models.keys() - set(names)
             ]
         if problems:
-            raise PydanticCustomError(
-                "recipe", "{problems}", {"problems": "\n".join(dict.fromkeys(problems))}
-            )
+            raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        """The dtype of the output, if it is said."""
+        return None if self.dtype is None else getattr(torch, self.dtype)
 
     def method_specs(self) -> list[tuple[str, MethodSpec]]:
         """The method, and the method of every override that changes it."""

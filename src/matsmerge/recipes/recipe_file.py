@@ -5,6 +5,7 @@ from pathlib import Path
 
 from matsmerge.errors import RecipeError
 from matsmerge.files.strict_yaml import read_yaml
+from matsmerge.problems import reworded
 from matsmerge.recipes.mergekit import from_mergekit
 from matsmerge.recipes.recipe import Recipe, make_recipe
 
@@ -17,9 +18,7 @@ def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
     if not isinstance(data, Mapping):
         raise RecipeError(f"{path}: expected a mapping with 'models' and 'method'")
     notes: list[str] = []
-    try:
+    with reworded(before=f"{path}: "):
         if "merge_method" in data:
             data, notes = from_mergekit(data)
         return make_recipe(data), notes
-    except RecipeError as error:
-        raise RecipeError([f"{path}: {problem}" for problem in error.problems]) from error

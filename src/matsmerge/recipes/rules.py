@@ -34,8 +34,7 @@ def check_patterns(recipe: Recipe, names: Sequence[str]) -> None:
         for pattern in override.match
         if not any(matches(name, [pattern]) for name in names)
     ]
-    if unused:
-        raise RecipeError(unused)
+    RecipeError.raise_all(unused)
 
 
 def make_rules(recipe: Recipe, names: Sequence[str]) -> dict[str, Rule]:
@@ -56,24 +55,22 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
     current = recipe
     weights: dict[Any, Any] = {entry.name: entry.weight for entry in recipe.models}
     densities: dict[Any, Any] = {entry.name: entry.density for entry in recipe.models}
-    for override in (recipe.overrides[i] for i in applying):
-        if override.method is not None:
-            try:
-                spec = current.overridden(override)
-            except ValidationError as error:
-                raise RecipeError(
-                    [f"{name}: override {override.match}: {p}" for p in problems_of(error)]
-                ) from error
-            current = current.model_copy(update={"method": spec})
-        for model, change in override.models.items():
-            if change.weight is not None:
-                weights[model] = change.weight
-            if change.density is not None:
-                densities[model] = change.density
+    where = name
     try:
+        for override in (recipe.overrides[i] for i in applying):
+            where = f"{name}: override {override.match}"
+            if override.method is not None:
+                spec = current.overridden(override)
+                current = current.model_copy(update={"method": spec})
+            for model, change in override.models.items():
+                if change.weight is not None:
+                    weights[model] = change.weight
+                if change.density is not None:
+                    densities[model] = change.density
+        where = name
         method = current.method.at_depth(depth)
     except ValidationError as error:
-        raise RecipeError([f"{name}: {problem}" for problem in problems_of(error)]) from error
+        raise RecipeError([f"{where}: {problem}" for problem in problems_of(error)]) from error
     default_density = 1.0 if method.own_density is None else method.own_density
     rule = Rule(
         method,

@@ -4,37 +4,50 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.errors import NonFiniteError, RecipeError, ResourceError, StatisticsError
 from matsmerge.statistics.collection_options import CollectionOptions
-from matsmerge.statistics.coverage import Seen
+from matsmerge.statistics.coverage import Coverage
 from matsmerge.statistics.input_watch import Subject
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.statistic import GradientStatistic, InputStatistic
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned, find_maps, find_parameters, join_tied
-from matsmerge.statistics.running_state import (
-    CollectionState,
-    Lesson,
-    arrays_of,
-    describe_totals,
-    read_totals,
-)
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
-from matsmerge.statistics.statistics import HELD_OUT, MAIN, Header, Origin, Statistics
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, Count, Header, Origin, Statistics
 from matsmerge.statistics.statistics_sum import statistics_of
-from matsmerge.statistics.totals import Totals
+from matsmerge.statistics.totals import SetState, State, Totals
 from matsmerge.statistics.watches import Watches
 from matsmerge.tasks.batch import Batch
 from matsmerge.version import versions
 
 Loss = Callable[[nn.Module, Any], Any]
+
+
+class Lesson(State):
+    """What was learnt from a batch of how the model treats batches that are padded like it."""
+
+    batch: Annotated[Count, Field(ge=1)]  # the first such batch, counted from 1
+    is_padded: list[bool]
+    is_one_by_one: bool
+    is_tried_out: bool
+
+
+class CollectionState(State):
+    """All of a collection but the arrays."""
+
+    num_batches: Count
+    sets: dict[str, SetState]
+    leaders: dict[str, str]  # of maps that share an input
+    lessons: list[Lesson]
+    notes: list[str]
 
 
 class Collection:
@@ -57,42 +70,47 @@ class Collection:
                 f"{kinds}: needs a loss; give loss=f with f(model, batch) returning the negative "
                 "log-likelihood of each example, or logits and targets"
             )
-        self.model = model
         self.options = options
-        self._run = loss or _run_plain
         found = find_parameters(model, options.parameters)
-        self._names = dict(names) if names is not None else {n: n for n in found}
-        stored = {name: owned for name, owned in found.items() if name in self._names}
-        self._parameters = join_tied(stored, self._names)
-        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        names = {name: name for name in found} if names is None else names
+        parameters = join_tied({n: owned for n, owned in found.items() if n in names}, names)
         dtype = torch.float32
-        for found_dtype in dtypes:
-            dtype = torch.promote_types(dtype, found_dtype)
-        self.totals = {name: Totals(dtype) for name in self._set_names()}
-        self._maps = find_maps(model, self._parameters)
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                dtype = torch.promote_types(dtype, parameter.dtype)
+        sets = [MAIN, HELD_OUT] if options.held_out else [MAIN]
+        self.totals = {of: Totals(dtype) for of in sets}
         self._shared = SharedInputs()
+        self._subject = Subject(
+            model,
+            loss or _run_plain,
+            options,
+            parameters,
+            names,
+            find_maps(model, parameters),
+            self.totals,
+            self._shared,
+        )
         self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
-        self._learnt_from: dict[tuple[bool, ...], int] = {}  # the number of the batch
         self._lessons: dict[int, Lesson] = {}  # of an interrupted collection, by batch
         self._num_batches = 0
         self.notes: list[str] = []  # what the user should know of how it went
 
-    def _set_names(self) -> list[str]:
-        return [MAIN, HELD_OUT] if self.options.held_out else [MAIN]
-
     @contextmanager
     def running(self) -> Iterator[None]:
         """The model as it must be while batches are added; afterwards it is as it was."""
-        modes = {module: module.training for module in self.model.modules()}
+        model = self._subject.model
+        modes = {module: module.training for module in model.modules()}
         # By name: a model that is spread over devices replaces its parameters as it runs.
-        named = partial(self.model.named_parameters, remove_duplicate=False)
+        named = partial(model.named_parameters, remove_duplicate=False)
         required = {name: parameter.requires_grad for name, parameter in named()}
         fast_path = torch.backends.mha.get_fastpath_enabled()
         # Its fused kernels do not call the modules they stand for.
         torch.backends.mha.set_fastpath_enabled(False)
-        self.model.eval()
+        model.eval()
         # Nothing is generated here, and what a cache holds would come up again in a replay.
-        caching = [c for c in _configs(self.model) if getattr(c, "use_cache", False)]
+        configs: list[Any] = [getattr(module, "config", None) for module in modes]
+        caching = [config for config in configs if getattr(config, "use_cache", False)]
         for config in caching:
             config.use_cache = False
         for _, parameter in named():
@@ -113,17 +131,17 @@ class Collection:
     def look_at(self, item: Any) -> None:
         """Learn from a batch how the model uses its modules, and add nothing."""
         with _memory_errors():
-            self._watches_for(show(item, self.model, self.num_examples))
+            self._watches_for(show(item, self._subject.model, self.num_examples))
 
     def add(self, item: Any, to: str = MAIN) -> int:
         """Run the model on a batch and add what it does; returns the number of examples."""
         totals = self.totals[to]
-        shown = show(item, self.model, self.num_examples)
+        shown = show(item, self._subject.model, self.num_examples)
         with _memory_errors():
             self._watches_for(shown).add(shown, totals)
-        totals.num_examples += len(shown.examples.numbers)
+        totals.num_examples += len(shown.examples)
         self._num_batches += 1
-        return len(shown.examples.numbers)
+        return len(shown.examples)
 
     def skip(self, item: Any) -> None:
         """Pass over the next batch, which an interrupted collection added.
@@ -134,39 +152,27 @@ class Collection:
         lesson = self._lessons.get(self._num_batches)
         if lesson is None:
             return
-        shown = show(item, self.model, 0)
+        shown = show(item, self._subject.model, 0)
         if list(shown.is_padded) != lesson.is_padded:
             raise StatisticsError(
                 f"batch {self._num_batches} is padded in another way than when it was collected "
                 "from; start anew with --overwrite"
             )
         with _memory_errors():
-            watches = self._learn(shown, self._num_batches)
+            watches = Watches(self._subject, shown, self._num_batches, self._hooks)
+        self._watches[shown.is_padded] = watches
         watches.is_one_by_one, watches.is_tried_out = lesson.is_one_by_one, lesson.is_tried_out
 
     def _watches_for(self, shown: ShownBatch) -> Watches:
         """What to watch in a batch; models take other ways with and without padding."""
-        if shown.is_padded not in self._watches:
-            self._learn(shown, self._num_batches + 1).try_out(shown)
-        watches = self._watches[shown.is_padded]
-        if not watches.is_tried_out and len(shown.examples.numbers) > 1:
+        watches = self._watches.get(shown.is_padded)
+        if watches is None:
+            watches = Watches(self._subject, shown, self._num_batches + 1, self._hooks)
+            watches.try_out(shown)
+            self._watches[shown.is_padded] = watches
+        elif not watches.is_tried_out and len(shown.examples) > 1:
             watches.try_out(shown)
         self.notes += [note for note in watches.notes if note not in self.notes]
-        return watches
-
-    def _learn(self, shown: ShownBatch, number: int) -> Watches:
-        subject = Subject(
-            self.model,
-            self._run,
-            self.options,
-            self._parameters,
-            self._maps,
-            self._shared,
-            tuple(self.totals.values()),
-        )
-        watches = Watches(subject, shown, self._hooks)
-        self._watches[shown.is_padded] = watches
-        self._learnt_from[shown.is_padded] = number
         return watches
 
     @property
@@ -177,11 +183,11 @@ class Collection:
         """All that there is so far, exactly; taking it changes nothing."""
         state = CollectionState(
             num_batches=self._num_batches,
-            sets={name: describe_totals(totals) for name, totals in self.totals.items()},
+            sets={of: totals.state() for of, totals in self.totals.items()},
             leaders=self._shared.leaders,
             lessons=[
                 Lesson(
-                    batch=self._learnt_from[is_padded],
+                    batch=watches.number,
                     is_padded=list(is_padded),
                     is_one_by_one=watches.is_one_by_one,
                     is_tried_out=watches.is_tried_out,
@@ -191,9 +197,9 @@ class Collection:
             notes=self.notes,
         )
         arrays = {
-            name: values.cpu()
+            f"{of}/{name}": values.cpu()
             for of, totals in self.totals.items()
-            for name, values in arrays_of(of, totals)
+            for name, values in totals.parts()
         }
         _check_finite(arrays.items())
         return state, arrays
@@ -204,15 +210,14 @@ class Collection:
             raise StatisticsError(
                 f"expected the sets {', '.join(self.totals)}, found {', '.join(state.sets)}"
             )
-        maps = {m.name: m for m in self._maps}
+        maps = {m.name: m for m in self._subject.maps}
         unknown = [m for item in state.leaders.items() for m in item if m not in maps]
         if unknown:
             raise StatisticsError(f"there is no map '{unknown[0]}' in the model")
-        targets = maps, self._parameters
-        self.totals = {
-            name: read_totals(arrays, name, state.sets[name], targets, totals.dtype)
-            for name, totals in self.totals.items()
-        }
+        for of, totals in self.totals.items():
+            found = [name for name in arrays.specs if name.startswith(f"{of}/")]
+            parts = {name.removeprefix(f"{of}/"): arrays[name] for name in found}
+            totals.load(state.sets[of], parts, maps, self._subject.parameters)
         self._shared.include(state.leaders)
         self._lessons = {lesson.batch: lesson for lesson in state.lessons}
         self.notes = list(state.notes)
@@ -222,50 +227,37 @@ class Collection:
         leaders = set(self._shared.leaders.values())
         num = 0
         for kind in self.options.collected:
-            targets: Iterable[LinearMap | Owned] = self._maps
+            targets: Iterable[LinearMap | Owned] = self._subject.maps
             if isinstance(kind, GradientStatistic):
-                targets = self._parameters.values()
+                targets = self._subject.parameters.values()
             elif isinstance(kind, InputStatistic):
-                targets = [m for m in self._maps if m.name in leaders]
+                targets = [m for m in self._subject.maps if m.name in leaders]
             num += sum(kind.num_values(t) for t in targets if kind.refuses(t) is None)
         return 4 * len(self.totals) * num
 
     def statistics(self, model: Origin, data: tuple[Origin, ...]) -> Statistics:
         """What has been collected, as means, under the checkpoint's names."""
-        names = self._names
-        sets = self.totals.values()
-        seen = Seen(
-            maps=self._maps,
-            parameters=self._parameters,
-            leaders=self._shared.leaders,
-            used={m for w in self._watches.values() for m in w.structure.uses},
-            handled={n for w in self._watches.values() for n in w.handled},
-            having={
-                kind.name: {name for totals in sets for name in totals.names(kind)}
-                for kind in KINDS.values()
-            },
-            keeps_means=self.options.bias,
-        )
-        maps = seen.describe_maps(names)
+        names = self._subject.names
+        coverage = Coverage(self._subject, self._watches.values())
         header = Header(
             model=model,
             data=data,
             options=self.options,
             versions=versions("torch", *({"transformers"} & sys.modules.keys())),
-            maps=tuple(m for m in maps if m.inputs is not None or m.outputs),
+            maps=tuple(coverage.maps()),
             sets={},
             forms={},
             aliases={
                 names.get(alias, alias): names[p.name]
-                for p in self._parameters.values()
+                for p in self._subject.parameters.values()
                 for alias in p.aliases
             },
             without={
-                kind: {names[name]: why for name, why in seen.find_lacking(KINDS[kind])}
+                kind: {names[name]: why for name, why in coverage.lacking(KINDS[kind])}
                 for kind in self.options.statistics
             },
         )
-        renamed = {name: totals.renamed(names) for name, totals in self.totals.items()}
+        renamed = {of: totals.renamed(names) for of, totals in self.totals.items()}
         result = statistics_of(header, renamed)
         _check_finite((name, result.arrays[name]) for name in result.arrays.specs)
         return result
@@ -279,11 +271,6 @@ def _check_finite(arrays: Iterable[tuple[str, Tensor]]) -> None:
     ]
     if bad:
         raise NonFiniteError(bad)
-
-
-def _configs(model: nn.Module) -> list[Any]:
-    """The configurations of a transformers model and its parts."""
-    return [module.config for module in model.modules() if hasattr(module, "config")]
 
 
 @contextmanager

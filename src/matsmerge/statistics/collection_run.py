@@ -128,33 +128,28 @@ def run(
             return _finished(output.path, identity, partial)
     interruption = Interruption()
     with collection.running(), interruption.watching():
+        waiting = iter(batches)
         num_done = 0
-        if partial is not None and output is not None:
+        if output is not None and partial is not None:
             num_done = partial.load(collection) if output.resume else partial.remove()
         told.stage("collecting", num_examples, "examples", collection.num_examples)
-        waiting = iter(batches)
         if partial is not None:
             _skip(collection, num_done, waiting, interruption, partial.path)
-        is_checked = output is None
-        for to, item in waiting:
-            if not is_checked:
-                assert output is not None
+        for i, (to, item) in enumerate(waiting):
+            if i == 0 and output is not None:
                 collection.look_at(item)
                 check_room(output.path, collection.expected_bytes())
-                is_checked = True
             told.advance(collection.add(item, to))
             if partial is not None and (interruption.is_asked or partial.is_due):
                 partial.save(collection)
-            if interruption.is_asked:
-                raise KeyboardInterrupt(interruption.number)
+            interruption.check()
         if not collection.num_examples and process.num_processes == 1:
             raise DataError("there is no data: not a single batch to collect from")
         total = add_over_processes(collection.statistics(model, (data,)))
-        if output is not None and process.is_first:
+        if output is not None and partial is not None and process.is_first:
             try:
                 save_statistics(total, output.path, output.dtype, identity=identity)
             except OutputError:
-                assert partial is not None
                 with contextlib.suppress(OutputError):
                     partial.save(collection)
                 raise
@@ -181,8 +176,7 @@ def _skip(
             raise StatisticsError(f"{path}: {error}") from error
         num_examples += count_examples(item)
         num_batches += 1
-        if interruption.is_asked:
-            raise KeyboardInterrupt(interruption.number)
+        interruption.check()
     if (num_batches, num_examples) != (num_done, collection.num_examples):
         raise OutputError(
             f"{path}: holds {collection.num_examples} examples of {num_done} batches, which now "

@@ -1,9 +1,9 @@
 """Watches gradients at the outputs of modules during backward passes, for Fisher information."""
 
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, cast
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,11 +11,10 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from matsmerge.statistics.gradients import Call, MapCall, NormCall
 from matsmerge.statistics.input_watch import Pass, Subject, first_argument
-from matsmerge.statistics.kinds.statistic import GradientStatistic, GradientSum, OutputStatistic
+from matsmerge.statistics.kinds.statistic import GradientStatistic, OutputStatistic, Sum
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.replay import ReplayCall
-from matsmerge.statistics.structure import Structure, is_float
-from matsmerge.statistics.totals import Totals
+from matsmerge.statistics.structure import Structure, check_unchanged, is_float
 
 
 class GradientWatch:
@@ -25,16 +24,16 @@ class GradientWatch:
     a batch they have a closed form, or are replayed.
     """
 
-    current: Pass | None = None
+    current: Pass
+    is_watching = False
 
-    def __init__(self, subject: Subject, structure: Structure, *, is_alone: bool = False) -> None:
+    def __init__(self, subject: Subject, structure: Structure) -> None:
         self._modules = dict(subject.model.named_modules())
         self._parameters = subject.parameters
         self._structure = structure
         kinds = subject.options.collected
         self._of_parameters = [kind for kind in kinds if isinstance(kind, GradientStatistic)]
         of_outputs = [kind for kind in kinds if isinstance(kind, OutputStatistic)]
-        self._is_alone = is_alone
         self._maps = {m.name: m for m in subject.maps if m.name in structure.uses}
         self._outputs_of: dict[str, list[OutputStatistic]] = {}  # by map
         for name, m in self._maps.items():
@@ -57,7 +56,7 @@ class GradientWatch:
         self.elsewhere: list[str] = []  # what would have to be replayed, but cannot be
         for name, owned in self._parameters.items():
             owners = [m for m, _ in owned.owners if m in self._structure.uses]
-            if not owners or not self._kinds_of(owned) or self._is_alone:
+            if not owners or not self._kinds_of(owned):
                 continue
             if all(self._has_closed_form(m) for m in owners):
                 self.closed[name] = owned
@@ -74,14 +73,8 @@ class GradientWatch:
                 for m in modules
                 if not any(o != m and self._structure.is_within(m, o) for o in modules)
             ]
-        self._closed_of = defaultdict(list)  # parameters by module
-        for name, owned in self.closed.items():
-            for module in {m for m, _ in owned.owners}:
-                self._closed_of[module].append(name)
-        self._replayed_of = defaultdict(list)
-        for name, modules in self.replays.items():
-            for module in modules:
-                self._replayed_of[module].append(name)
+        self._closed_of = _by_module({name: owned.modules for name, owned in self.closed.items()})
+        self._replayed_of = _by_module(self.replays)
 
     def _kinds_of(self, owned: Owned) -> list[GradientStatistic]:
         return [kind for kind in self._of_parameters if kind.refuses(owned) is None]
@@ -95,9 +88,8 @@ class GradientWatch:
         known = module in self._maps or type(self._modules[module]) is nn.LayerNorm
         return known and self._structure.is_separate(module)
 
-    def hooks(self) -> AbstractContextManager[Any]:
+    def watch(self, hooks: ExitStack) -> None:
         """Watch the model until the context ends."""
-        stack = ExitStack()
         for name in dict.fromkeys([*self._outputs_of, *self._closed_of, *self._replayed_of]):
             if name not in self._structure.uses:
                 continue
@@ -105,19 +97,20 @@ class GradientWatch:
             def record(
                 module: nn.Module, args: Any, kwargs: Any, output: Any, name: str = name
             ) -> Any:
-                if self.current is None or not torch.is_grad_enabled():
+                if not self.is_watching or not torch.is_grad_enabled():
                     return None
-                if name in self._replayed_of:
+                is_alone = self.current.is_alone
+                if name in self._replayed_of and not is_alone:
                     output = self._record_replay(name, module, (args, kwargs), output)
-                if name in self._outputs_of or name in self._closed_of:
+                if name in self._outputs_of or (name in self._closed_of and not is_alone):
                     output = self._record(name, module, first_argument(args, kwargs), output)
                 return output
 
-            handle = self._modules[name].register_forward_hook(record, with_kwargs=True)
-            stack.callback(handle.remove)
-        return stack
+            module = self._modules[name]
+            hooks.callback(module.register_forward_hook(record, with_kwargs=True).remove)
 
-    def begin_forward(self) -> None:
+    def begin_forward(self, current: Pass) -> None:
+        self.current, self.is_watching = current, True
         self._calls, self._replay_calls = defaultdict(list), []
 
     def backward(self, terms: Iterator[Tensor]) -> None:
@@ -126,7 +119,7 @@ class GradientWatch:
         while term is not None:
             following = next(terms, None)
             self._begin_backward()
-            if term.requires_grad and self._is_alone:
+            if term.requires_grad and self.current.is_alone:
                 parameters = list(self._parameters.values())
                 tensors = [owned.parameter for owned in parameters]
                 gradients = torch.autograd.grad(
@@ -144,8 +137,7 @@ class GradientWatch:
     # forward
 
     def _record(self, name: str, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-        assert self.current is not None
-        examples, dtype = self.current.examples, self.current.totals.dtype
+        examples, dtype = self.current.sequences, self.current.totals.dtype
         call: Call
         if name in self._maps:
             call = MapCall(self._maps[name], x.detach(), examples, dtype)
@@ -160,11 +152,10 @@ class GradientWatch:
     def _record_replay(
         self, name: str, module: nn.Module, arguments: tuple[Any, Any], output: Any
     ) -> Any:
-        assert self.current is not None
         uses = self._structure.uses[name]
         index = sum(call.name == name for call in self._replay_calls)
         split = uses[min(index, len(uses) - 1)].split
-        call = ReplayCall(name, module, arguments, split, self.current.examples)
+        call = ReplayCall(name, module, arguments, split, self.current.sequences)
         self._replay_calls.append(call)
         leaves, spec = tree_flatten(output)
         for i, leaf in enumerate(leaves):
@@ -175,27 +166,29 @@ class GradientWatch:
     # backward
 
     def _begin_backward(self) -> None:
+        closed = {} if self.current.is_alone else self.closed
         self._waiting = {
-            name: sum(len(self._calls.get(m, ())) for m in {m for m, _ in owned.owners})
-            for name, owned in self.closed.items()
+            name: sum(len(self._calls.get(m, ())) for m in owned.modules)
+            for name, owned in closed.items()
         }
         for replay in self._replay_calls:
             replay.grads.clear()
 
     def _arrive(self, module: str, call: Call, grad: Tensor) -> None:
         """A gradient is here; use it as soon as no other one is missing, and let it go."""
-        call.check_unchanged(module)
+        check_unchanged(module, call.x, call.version)
         call.grad = grad
         if module in self._outputs_of:
             assert isinstance(call, MapCall)
             rows = call.output_rows()
             for kind in self._outputs_of[module]:
-                self._totals.sum_of(kind, call.map, rows.device).add(rows)
-        for name in self._closed_of.get(module, ()):
+                self.current.totals.sum_of(kind, call.map, rows.device).add(rows)
+        closed = [name for name in self._closed_of.get(module, ()) if name in self._waiting]
+        for name in closed:
             self._waiting[name] -= 1
             if self._waiting[name] == 0:
                 self._add_closed(self.closed[name])
-        if all(self._waiting[name] == 0 for name in self._closed_of.get(module, ())):
+        if all(self._waiting[name] == 0 for name in closed):
             for done in self._calls[module]:
                 done.grad = None
 
@@ -233,11 +226,9 @@ class GradientWatch:
             for call in self._replay_calls:
                 names = self._replayed_of[call.name]
                 parameters = [self._parameters[name].parameter for name in names]
-                current, self.current = self.current, None  # running it again is not watched
-                try:
-                    found = call.gradients(parameters, n)
-                finally:
-                    self.current = current
+                self.is_watching = False  # while the module is run again
+                found = call.gradients(parameters, n)
+                self.is_watching = True
                 for name, g in zip(names, found, strict=True):
                     gradients[name] = gradients[name] + g if name in gradients else g
             for name, g in gradients.items():
@@ -245,19 +236,22 @@ class GradientWatch:
 
     def _add_gradient(self, owned: Owned, gradient: Tensor) -> None:
         """Add the gradient of one example."""
-        gradient = gradient.to(self._totals.dtype)
+        gradient = gradient.to(self.current.totals.dtype)
         rows = gradient.reshape(1, -1) if owned.is_vector else gradient[None]
         for total in self._sums(owned, gradient.device):
             total.add(rows)
 
-    def _sums(self, owned: Owned, device: torch.device) -> list[GradientSum]:
-        sums = [self._totals.sum_of(kind, owned, device) for kind in self._kinds_of(owned)]
-        return cast(list[GradientSum], sums)
+    def _sums(self, owned: Owned, device: torch.device) -> list[Sum]:
+        return [self.current.totals.sum_of(kind, owned, device) for kind in self._kinds_of(owned)]
 
-    @property
-    def _totals(self) -> Totals:
-        assert self.current is not None
-        return self.current.totals
+
+def _by_module(modules: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
+    """The parameters of each module, from the modules of each parameter."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for name, own in modules.items():
+        for module in own:
+            found[module].append(name)
+    return dict(found)
 
 
 def _differentiable(output: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from matsmerge.errors import DataError
 from matsmerge.statistics.linear_maps import LinearMap
 
 # Of a gradient at once: on a processor what stays in its cache, on a device what fills it.
@@ -52,17 +51,9 @@ class Call(ABC):
 
     def __init__(self, x: Tensor, examples: Examples, dtype: torch.dtype) -> None:
         self.x = x
-        self._version = x._version
+        self.version = x._version
         self.examples = examples
         self.dtype = dtype
-
-    def check_unchanged(self, module: str) -> None:
-        """Refuse an input that is no longer what the module was given."""
-        if self.x._version != self._version:
-            raise DataError(
-                f"module '{module}': its input was changed in place after it was used, by the "
-                "model's own code; gradients of single examples cannot be taken"
-            )
 
     @abstractmethod
     def vectors(self, attribute: str) -> Tensor:  # (examples, d)

@@ -1,7 +1,7 @@
 """Watches the inputs of linear maps during forward passes, for their second moments."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,9 +26,10 @@ class Subject:
     run: Callable[[nn.Module, Any], Any]
     options: CollectionOptions
     parameters: Mapping[str, Owned]
+    names: Mapping[str, str]  # of parameters in the checkpoint
     maps: Sequence[LinearMap]
+    totals: Mapping[str, Totals]
     shared: SharedInputs
-    sets: Sequence[Totals]
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,16 @@ class Pass:
     """A batch on its way through the model, and the totals it counts towards."""
 
     totals: Totals
-    examples: Examples
+    sequences: Examples
     masks: RowMasks
+    is_alone: bool  # one example, of which autograd computes the gradients
 
 
 class InputWatch:
     """Adds what linear maps receive to the totals of the current pass."""
 
-    current: Pass | None = None
+    current: Pass
+    is_watching = False
 
     def __init__(self, subject: Subject, structure: Structure) -> None:
         self._subject = subject
@@ -51,8 +54,7 @@ class InputWatch:
         self._kinds = [kind for kind in collected if isinstance(kind, InputStatistic)]
         maps = [m for m in subject.maps if self._kinds_of(m) and self._has_rows(m, structure)]
         self._maps = {m.name: m for m in maps}
-        self._shared = subject.shared
-        self._shared.include({name: structure.leaders[name] for name in self._maps})
+        subject.shared.include({name: structure.leaders[name] for name in self._maps})
 
     def _kinds_of(self, m: LinearMap) -> list[InputStatistic]:
         return [kind for kind in self._kinds if kind.refuses(m) is None]
@@ -65,46 +67,43 @@ class InputWatch:
             m.name in structure.widened or all(use.split and use.split[0] for use in uses)
         )
 
-    def hooks(self) -> AbstractContextManager[Any]:
+    def watch(self, hooks: ExitStack) -> None:
         """Watch the model until the context ends."""
-        stack = ExitStack()
         for m in self._maps.values():
 
             def receive(_: nn.Module, args: Any, kwargs: Any, m: LinearMap = m) -> None:
-                if self.current is not None:
+                if self.is_watching:
                     x = first_argument(args, kwargs)
-                    leader = self._shared.receive(m.name, x)
+                    leader = self._subject.shared.receive(m.name, x)
                     if leader is not None:
                         self._count(leader, x)
 
-            handle = m.module.register_forward_pre_hook(receive, with_kwargs=True)
-            stack.callback(handle.remove)
-        return stack
+            hooks.callback(m.module.register_forward_pre_hook(receive, with_kwargs=True).remove)
+
+    def begin_forward(self, current: Pass) -> None:
+        self.current, self.is_watching = current, True
 
     def end_forward(self) -> None:
         """Settle which maps shared their input in this pass, and look away."""
-
-        def split(leader: str, members: list[str]) -> None:
-            assert self.current is not None
-            own_sets = {id(t): t for t in (*self._subject.sets, self.current.totals)}
-            for totals in own_sets.values():
+        all_totals = {id(t): t for t in (*self._subject.totals.values(), self.current.totals)}
+        for leader, members, received in self._subject.shared.finish():
+            for totals in all_totals.values():
                 totals.share(leader, members)
-
-        self._shared.finish(split, self._count)
-        self.current = None
+            for name, x in received:
+                self._count(name, x)
+        self.is_watching = False
 
     def _count(self, name: str, x: Tensor) -> None:
         """Add an input to the sums that go by this name."""
-        assert self.current is not None
         m = self._maps[name]
-        totals, masks = self.current.totals, self.current.masks
         x = x.detach()
-        members = [self._maps[n].module for n in self._shared.members(self._shared.leaders[name])]
+        members = [self._maps[n].module for n in self._subject.shared.members(name)]
         keeps_mean = self._subject.options.bias and any(
             getattr(module, "bias", None) is not None for module in members
         )
         sums = [
-            totals.sum_of(kind, m, x.device, keeps_mean=keeps_mean) for kind in self._kinds_of(m)
+            self.current.totals.sum_of(kind, m, x.device, keeps_mean=keeps_mean)
+            for kind in self._kinds_of(m)
         ]
         if m.layout == "conv2d":
             for rows in m.input_pieces(x):  # (sequences, [groups,] rows, in)
@@ -113,7 +112,7 @@ class InputWatch:
                     total.add(by_group.flatten(-3, -2))
             return
         is_index = m.layout == "embedding"
-        real = masks.real_rows(x.shape if is_index else x.shape[:-1], name)
+        real = self.current.masks.real_rows(x.shape if is_index else x.shape[:-1], name)
         rows = x.reshape(-1) if is_index else x.reshape(-1, x.shape[-1])
         for total in sums:
             total.add(rows, None if real is None else real.to(rows.device))

@@ -21,6 +21,10 @@ class Owned:
     is_whole: bool = True  # False: some of its owners hold a copy of it
 
     @property
+    def modules(self) -> set[str]:
+        return {module for module, _ in self.owners}
+
+    @property
     def is_here(self) -> bool:
         """Can gradients be taken of it, or is it elsewhere until its module runs?"""
         return self.is_whole and not self.parameter.is_meta

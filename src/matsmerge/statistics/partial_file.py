@@ -8,25 +8,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from pydantic import BaseModel, ConfigDict
-
 from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import AnotherRunError, MatsError, OutputError, StatisticsError
 from matsmerge.files.guarded_files import parse_as, parse_json
 from matsmerge.files.whole_outputs import temporary_path
-from matsmerge.statistics.collection import Collection
-from matsmerge.statistics.running_state import CollectionState
+from matsmerge.statistics.collection import Collection, CollectionState
 from matsmerge.statistics.statistics_file import write_arrays
+from matsmerge.statistics.totals import State
 
 _SECONDS_BETWEEN = 60.0
 _METADATA_KEY = "matsmerge_interrupted_collection"
 
 
-class _Interrupted(BaseModel):
+class _Interrupted(State):
     """A partial file's JSON: the collection that it is of, and how far that is."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     identity: str
     state: CollectionState
@@ -111,6 +107,11 @@ class Interruption:
     @property
     def is_asked(self) -> bool:
         return self.number is not None
+
+    def check(self) -> None:
+        """Stop, if somebody asked."""
+        if self.is_asked:
+            raise KeyboardInterrupt(self.number)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

@@ -1,9 +1,8 @@
 """Statistics of a model on a file of data: which examples, in which batches."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.public_names import public_name
@@ -51,9 +50,10 @@ class PreparedCollection:
 
     def run(self, output: Output, progress: AnyProgress | None = None) -> Statistics:
         """Collect and write."""
+        collated = ((to, self.loaded.task.collate(batch)) for to, batch in self.batches)
         return run(
             self.collection,
-            self._collated(),
+            collated,
             self.model,
             self.data,
             output,
@@ -61,10 +61,6 @@ class PreparedCollection:
             self.plan,
             self.num_examples,
         )
-
-    def _collated(self) -> Iterator[tuple[str, Any]]:
-        for to, batch in self.batches:
-            yield to, self.loaded.task.collate(batch)
 
 
 def prepare(
@@ -85,12 +81,12 @@ def prepare(
             "need at least one"
         )
     held_out = set(order[:num_held_out])
+    sets: dict[str, list[Encoded]] = {MAIN: [], HELD_OUT: []}
+    for i, example in enumerate(encoded):
+        sets[HELD_OUT if i in held_out else MAIN].append(example)
     batches = []
-    for name, chosen in (
-        (MAIN, [e for i, e in enumerate(encoded) if i not in held_out]),
-        (HELD_OUT, [e for i, e in enumerate(encoded) if i in held_out]),
-    ):
-        lengths = [e.length for e in chosen]
+    for name, chosen in sets.items():
+        lengths = [example.length for example in chosen]
         for batch in make_batches(lengths, choice.batch_size, choice.max_tokens):
             batches.append((name, [chosen[i] for i in batch]))
     process = this_process()

@@ -5,16 +5,16 @@ arrived at its output is sent back through it to its parameters. That is exact f
 treats examples apart, and costs little for norms, scales and embeddings of positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from matsmerge.errors import DataError
 from matsmerge.statistics.gradients import Examples
-from matsmerge.statistics.structure import result_tensors, spread
+from matsmerge.statistics.structure import check_unchanged, result_tensors, spread
 
 
 class ReplayCall:
@@ -55,11 +55,8 @@ class ReplayCall:
         """The gradients of one example."""
         start, stop = self.examples.starts[n : n + 2]
         for leaf, version in zip(self.leaves, self.versions, strict=True):
-            if isinstance(leaf, Tensor) and leaf._version != version:
-                raise DataError(
-                    f"module '{self.name}': its input was changed in place after it was used, by "
-                    "the model's own code; gradients of single examples cannot be taken"
-                )
+            if isinstance(leaf, Tensor):
+                check_unchanged(self.name, leaf, version)
 
         def part(leaf: Any, is_split: bool = True) -> Any:
             if not isinstance(leaf, Tensor):
@@ -71,9 +68,7 @@ class ReplayCall:
 
         arguments = [part(*leaf) for leaf in zip(self.leaves, self.split, strict=True)]
         args, kwargs = tree_unflatten(arguments, self.spec)
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        try:
+        with requiring_gradients(parameters):
             with torch.enable_grad():
                 result = result_tensors(self.module(*args, **kwargs))
                 outputs = [spread(output, stop - start) for output in result]
@@ -88,6 +83,15 @@ class ReplayCall:
                     materialize_grads=True,
                 )
             )
-        finally:
-            for parameter in parameters:
-                parameter.requires_grad_(False)
+
+
+@contextmanager
+def requiring_gradients(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Let gradients of parameters be taken, until the context ends."""
+    for parameter in parameters:
+        parameter.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)

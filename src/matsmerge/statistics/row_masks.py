@@ -32,7 +32,8 @@ class RowMasks:
         return self._found[lead]
 
     def _find(self, lead: torch.Size, module: str) -> Tensor:
-        fitting = [mask for mask in self._masks if self._fits(mask, lead)]
+        laid_out = [_lay_out(mask, lead) for mask in self._masks]
+        fitting = [mask for mask in laid_out if mask is not None]
         if not fitting:
             found = ", ".join(str(list(mask.shape)) for mask in self._masks)
             raise DataError(
@@ -40,26 +41,22 @@ class RowMasks:
                 f"mask of the batch ({found}), so padding cannot be told from data; use batches "
                 "of one example or of equal lengths"
             )
-        masks = [self._spread(mask, lead) for mask in fitting]
-        if any(not torch.equal(masks[0], other) for other in masks[1:]):
+        if any(not torch.equal(fitting[0], other) for other in fitting[1:]):
             raise DataError(
-                f"module '{module}': two masks of the batch have the shape {list(masks[0].shape)} "
-                "(encoder and decoder inputs of equal length); pad one of them by one more column, "
-                "so that they can be told apart"
+                f"module '{module}': two masks of the batch have the shape "
+                f"{list(fitting[0].shape)} (encoder and decoder inputs of equal length); pad one "
+                "of them by one more column, so that they can be told apart"
             )
-        return masks[0]
+        return fitting[0]
 
-    def _axes(self, mask: Tensor, lead: Sequence[int]) -> list[int]:
-        return [i for i in range(1, len(lead)) if lead[i] == mask.shape[1]]
 
-    def _fits(self, mask: Tensor, lead: Sequence[int]) -> bool:
-        if len(lead) == 1:
-            return lead[0] == mask.numel()
-        return lead[0] == len(mask) and len(self._axes(mask, lead)) == 1
-
-    def _spread(self, mask: Tensor, lead: Sequence[int]) -> Tensor:
-        if len(lead) == 1:
-            return mask.flatten()
-        shape = [len(mask)] + [1] * (len(lead) - 1)
-        shape[self._axes(mask, lead)[0]] = mask.shape[1]
-        return mask.view(shape).expand(*lead)
+def _lay_out(mask: Tensor, lead: Sequence[int]) -> Tensor | None:
+    """A mask in the form of an input's rows; None if it does not fit."""
+    if len(lead) == 1:
+        return mask.flatten() if lead[0] == mask.numel() else None
+    along = [i for i in range(1, len(lead)) if lead[i] == mask.shape[1]]
+    if lead[0] != len(mask) or len(along) != 1:
+        return None
+    shape = [len(mask)] + [1] * (len(lead) - 1)
+    shape[along[0]] = mask.shape[1]
+    return mask.view(shape).expand(*lead)

@@ -5,12 +5,12 @@ of all decoder layers. Who shares is seen in a first small forward pass and chec
 after it; maps that cease to share get sums of their own.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from matsmerge.errors import DataError
+from matsmerge.statistics.structure import check_unchanged, place_of
 
 
 @dataclass
@@ -20,6 +20,9 @@ class _Arrival:
     tensor: Tensor  # held, so that its memory is not given to another tensor meanwhile
     version: int
     waiting: set[str]
+
+    def is_same(self, x: Tensor) -> bool:
+        return x._version == self.version and place_of(x) == place_of(self.tensor)
 
 
 class SharedInputs:
@@ -38,19 +41,19 @@ class SharedInputs:
                 self.leaders[name] = own
                 self._members.setdefault(own, []).append(name)
 
-    def members(self, leader: str) -> list[str]:
-        """The maps of a group."""
-        return self._members[leader]
+    def members(self, name: str) -> list[str]:
+        """The maps of a map's group."""
+        return self._members[self.leaders[name]]
 
     def receive(self, name: str, x: Tensor) -> str | None:
         """Note that a map received an input; returns the leader if it is to be counted now."""
         leader = self.leaders[name]
-        members = self.members(leader)
+        members = self._members[leader]
         if len(members) == 1:
             return leader
         arrivals = self._arrived.setdefault(leader, [])
         for arrival in arrivals:
-            if name in arrival.waiting and _is_same(arrival, x):
+            if name in arrival.waiting and arrival.is_same(x):
                 arrival.waiting.remove(name)
                 if arrival.waiting:
                     return None
@@ -59,46 +62,23 @@ class SharedInputs:
         arrivals.append(_Arrival(x, x._version, {*members} - {name}))
         return None
 
-    def finish(
-        self, split: Callable[[str, list[str]], None], count: Callable[[str, Tensor], None]
-    ) -> None:
+    def finish(self) -> Iterator[tuple[str, list[str], list[tuple[str, Tensor]]]]:
         """End of a forward pass: maps whose inputs were not the same after all go apart.
 
-        `split(leader, members)` copies the group's sums to each member; `count(name, x)` adds an
-        input to a member's own.
+        Yields each such group's leader and members, which need sums of their own now, and the
+        inputs that members have received and that were not counted.
         """
         for leader, arrivals in self._arrived.items():
-            if not arrivals:
-                continue
-            members = self.members(leader)
-            split(leader, members)
-            self.leaders |= {name: name for name in members}
-            self._members |= {name: [name] for name in members}
-            for arrival in arrivals:
-                if arrival.tensor._version != arrival.version:
-                    raise DataError(
-                        f"module '{leader}': its input was changed in place after it was used, by "
-                        "the model's own code; its second moment cannot be taken"
-                    )
-                for name in members:
-                    if name not in arrival.waiting:
-                        count(name, arrival.tensor)
+            if arrivals:
+                members = self._members[leader]
+                self.leaders |= {name: name for name in members}
+                self._members |= {name: [name] for name in members}
+                for arrival in arrivals:
+                    check_unchanged(leader, arrival.tensor, arrival.version)
+                received = [(n, a.tensor) for a in arrivals for n in members if n not in a.waiting]
+                yield leader, members, received
         self._arrived.clear()
 
     def forget(self) -> None:
         """Let go of inputs that are waited for; the pass they were in has failed."""
         self._arrived.clear()
-
-
-def _is_same(arrival: _Arrival, x: Tensor) -> bool:
-    held = arrival.tensor
-    return x._version == arrival.version and (
-        held is x
-        or (
-            held.data_ptr() == x.data_ptr()
-            and held.shape == x.shape
-            and held.stride() == x.stride()
-            and held.dtype == x.dtype
-            and held.device == x.device
-        )
-    )

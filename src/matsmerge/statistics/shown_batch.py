@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
 
 from matsmerge.errors import DataError
 from matsmerge.statistics.gradients import Examples
@@ -16,47 +16,41 @@ from matsmerge.tasks.prediction import IGNORED
 
 
 @dataclass(frozen=True)
-class ShownBatch:
-    """A batch on the model's device, with its examples and masks."""
+class ShownBatch(Batch):
+    """A batch on the model's device; of one in another form, the inputs are its leaves."""
 
-    item: Any
-    examples: Examples
-    masks: tuple[Tensor, ...]
+    form: TreeSpec | None = None  # None: it was a `Batch`
+
+    @property
+    def item(self) -> Any:
+        """The batch in the form in which it was given."""
+        return self if self.form is None else tree_unflatten(list(self.inputs.values()), self.form)
+
+    @cached_property
+    def sequences(self) -> Examples:
+        """Which sequences belong to which example."""
+        return Examples(self.examples, self.first_sequences)
+
+    @property
+    def is_padded(self) -> tuple[bool, ...]:
+        """Which of the masks mask anything."""
+        return tuple(not bool(mask.all()) for mask in self.row_masks)
 
     def take(self, chosen: Sequence[int]) -> "ShownBatch":
         """A batch of some of these examples, each as often as it is chosen."""
-        starts = self.examples.starts
-        sequences = [s for n in chosen for s in range(starts[n], starts[n + 1])]
-        sizes = [starts[n + 1] - starts[n] for n in chosen]
-
-        def part(leaf: Any) -> Any:
-            is_whole = isinstance(leaf, Tensor) and leaf.ndim > 0
-            return leaf[sequences] if is_whole and len(leaf) == starts[-1] else leaf
-
-        is_batch = isinstance(self.item, Batch)
-        return ShownBatch(
-            self.item.take(chosen) if is_batch else tree_map(part, self.item),
-            Examples([self.examples.numbers[n] for n in chosen], [0, *accumulate(sizes)]),
-            tuple(mask[sequences] for mask in self.masks),
-        )
+        taken = super().take(chosen)
+        assert isinstance(taken, ShownBatch)
+        return taken
 
     def few(self, num_examples: int) -> "ShownBatch":
         """Some of these examples; the first ones again if there are not so many.
 
         Padded examples come first, since models take other ways with and without padding.
         """
-        order = self._padded_first()
+        example = self.sequences.example_of_sequences(torch.device("cpu"))
+        most = [int(example[int(mask.sum(1).argmin())]) for mask in self.row_masks]
+        order = list(dict.fromkeys([*most, *range(len(self.examples))]))
         return self.take([order[n % len(order)] for n in range(num_examples)])
-
-    @property
-    def is_padded(self) -> tuple[bool, ...]:
-        """Which of the masks mask anything."""
-        return tuple(not bool(mask.all()) for mask in self.masks)
-
-    def _padded_first(self) -> list[int]:
-        example = self.examples.example_of_sequences(torch.device("cpu"))
-        most = [int(example[int(mask.sum(1).argmin())]) for mask in self.masks]
-        return list(dict.fromkeys([*most, *range(len(self.examples.numbers))]))
 
 
 def show(item: Any, model: nn.Module, next_number: int) -> ShownBatch:
@@ -65,15 +59,14 @@ def show(item: Any, model: nn.Module, next_number: int) -> ShownBatch:
         (p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu")
     )
     if isinstance(item, Batch):
-        batch = item.to(device)
-        examples = Examples(batch.examples, batch.first_sequences)
-        shown = ShownBatch(batch, examples, tuple(batch.row_masks))
+        shown = ShownBatch(**vars(item.to(device)))
     else:
         item = tree_map(lambda t: t.to(device) if isinstance(t, Tensor) else t, item)
-        num = count_examples(item)
-        numbers = range(next_number, next_number + num)
-        shown = ShownBatch(item, Examples(numbers, range(num + 1)), _masks(item, model))
-    if not len(shown.examples.numbers):
+        leaves, form = tree_flatten(item)
+        inputs = {str(i): leaf for i, leaf in enumerate(leaves)}
+        numbers = range(next_number, next_number + count_examples(item))
+        shown = ShownBatch(inputs, numbers, row_masks=_masks(item, model), form=form)
+    if not len(shown.examples):
         raise DataError("a batch is empty; leave it out")
     _check_masks(shown)
     return shown
@@ -109,19 +102,17 @@ def _masks(item: Any, model: nn.Module) -> tuple[Tensor, ...]:
 
 def _check_masks(shown: ShownBatch) -> None:
     problems = []
-    for mask in shown.masks:
-        if len(mask) != shown.examples.num_sequences:
+    for mask in shown.row_masks:
+        if len(mask) != shown.sequences.num_sequences:
             raise DataError(
-                f"a mask has {len(mask)} rows in a batch of {shown.examples.num_sequences} "
+                f"a mask has {len(mask)} rows in a batch of {shown.sequences.num_sequences} "
                 "sequences"
             )
         empty = (~mask.any(1)).nonzero()[:, 0]
-        if len(empty):
-            example = shown.examples.example_of_sequences(mask.device)
-            problems += [
-                f"example {shown.examples.numbers[n]}: all of it is masked as padding; "
-                "leave it out of the data"
-                for n in example[empty].unique().tolist()
-            ]
+        example = shown.sequences.example_of_sequences(mask.device)
+        problems += [
+            f"example {shown.examples[n]}: all of it is masked as padding; leave it out of the data"
+            for n in example[empty].unique().tolist()
+        ]
     if problems:
         raise DataError(problems)

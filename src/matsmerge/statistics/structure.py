@@ -8,13 +8,14 @@ modules themselves, so that no architecture needs to be known in advance.
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
+from matsmerge.errors import DataError
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.tasks.prediction import Prediction
 
@@ -25,9 +26,9 @@ class _Seen:
 
     module: str
     outer: "_Seen | None"  # the call it happened in
-    inputs: list[Any]
+    inputs: list[Any]  # held, so that no memory is used twice
     version: int  # of the first input, when it came
-    input_sizes: list[int] = field(default_factory=list)
+    input_sizes: list[int]
     output_sizes: list[int] = field(default_factory=list)
 
 
@@ -41,6 +42,13 @@ class Use:
     is_spreadable: bool  # or one that all sequences share
     outer: "Use | None"
 
+    def nearest(self, fits: "Callable[[Use], bool]") -> "Use | None":
+        """The innermost call that fits, from this one outwards."""
+        around: Use | None = self
+        while around is not None and not fits(around):
+            around = around.outer
+        return around
+
 
 @dataclass(frozen=True)
 class Structure:
@@ -48,23 +56,23 @@ class Structure:
 
     uses: dict[str, list[Use]]  # by module
     leaders: dict[str, str]  # of each linear map, the first that receives the same input
-    widened: frozenset[str]  # embeddings of positions that all sequences share
-    spread: frozenset[str]  # modules of which some output is shared by all sequences
+    widened: frozenset[str] = frozenset()  # embeddings of positions that all sequences share
+    spread: frozenset[str] = frozenset()  # modules of which all sequences share some output
 
     def replayed(self, module: str) -> list[str] | None:
         """The modules to run again for the gradients of one's own parameters; None: impossible."""
         found = []
-        for use in self.uses.get(module, []):
-            around = _nearest(use, lambda u: u.is_separate or u.module in self.spread)
+        for use in self.uses[module]:
+            around = use.nearest(lambda u: u.is_separate or u.module in self.spread)
             if around is None:
                 return None
             found.append(around.module)
-        return list(dict.fromkeys(found))
+        return found
 
     def is_within(self, inner: str, outer: str) -> bool:
         """Is every call of `inner` made by a call of `outer`?"""
         return all(
-            use.outer is not None and _nearest(use.outer, lambda u: u.module == outer)
+            use.outer is not None and use.outer.nearest(lambda u: u.module == outer)
             for use in self.uses[inner]
         )
 
@@ -82,6 +90,7 @@ def find_structure(
     first, result, num_first = _watch(model, lambda: run(3))
     second, _, num_second = _watch(model, lambda: run(2))
     uses = _uses(first, second, num_first, num_second)
+    leaders = _leaders(first, maps)
     shared = [
         m
         for m in maps
@@ -92,23 +101,14 @@ def find_structure(
         )
     ]
     spread = _shared_outputs(model, uses)
-    alone = Structure(uses, _leaders(first, maps), frozenset(), frozenset())
     for widened, spreading in ((shared, spread), (shared, set()), ([], spread)):
         # Whether that changes nothing is tried out; most models have at most one of the two.
         if (widened or spreading) and _same_when_spread(
             model, widened, spreading, lambda: run(3)[0], result, num_first
         ):
             names = frozenset(m.name for m in widened)
-            return replace(alone, widened=names, spread=frozenset(spreading))
-    return alone
-
-
-def _nearest(use: Use, fits: Callable[[Use], bool]) -> Use | None:
-    """The innermost call that fits, from one outwards."""
-    around: Use | None = use
-    while around is not None and not fits(around):
-        around = around.outer
-    return around
+            return Structure(uses, leaders, names, frozenset(spreading))
+    return Structure(uses, leaders)
 
 
 def _shared_outputs(model: nn.Module, uses: dict[str, list[Use]]) -> set[str]:
@@ -117,7 +117,7 @@ def _shared_outputs(model: nn.Module, uses: dict[str, list[Use]]) -> set[str]:
     for name, own_uses in uses.items():
         if next(model.get_submodule(name).parameters(recurse=False), None) is not None:
             for use in own_uses:
-                around = _nearest(use, lambda u: u.is_separate or u.is_spreadable)
+                around = use.nearest(lambda u: u.is_separate or u.is_spreadable)
                 if around is not None and not around.is_separate:
                     found.add(around.module)
     return found
@@ -130,25 +130,18 @@ def spread(output: Tensor, num_sequences: int) -> Tensor:
     return output
 
 
-@contextmanager
-def widening(maps: Sequence[LinearMap], num_sequences: Callable[[], int]) -> Iterator[None]:
+def widen(maps: Sequence[LinearMap], num_sequences: Callable[[], int], hooks: ExitStack) -> None:
     """Give embeddings that look up one row for all sequences a row for each.
 
     Nothing changes for the model, since what was spread out after is spread out before; but
     each sequence then has a gradient of its own.
     """
 
-    def widen(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        if isinstance(args[0], Tensor) and len(args[0]) == 1:
-            return args[0].expand(num_sequences(), *args[0].shape[1:]), *args[1:]
-        return args
+    def widened(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return spread(args[0], num_sequences()), *args[1:]
 
-    handles = [m.module.register_forward_pre_hook(widen) for m in maps]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    for m in maps:
+        hooks.callback(m.module.register_forward_pre_hook(widened).remove)
 
 
 def _same_when_spread(
@@ -164,10 +157,10 @@ def _same_when_spread(
     def spread_all(_: nn.Module, _args: Any, output: Any) -> Any:
         return tree_map(lambda t: spread(t, num_sequences) if is_float(t) else t, output)
 
-    with torch.no_grad(), widening(widened, lambda: num_sequences), ExitStack() as stack:
+    with torch.no_grad(), ExitStack() as hooks:
+        widen(widened, lambda: num_sequences, hooks)
         for name in spreading:
-            handle = model.get_submodule(name).register_forward_hook(spread_all)
-            stack.callback(handle.remove)
+            hooks.callback(model.get_submodule(name).register_forward_hook(spread_all).remove)
         try:
             again = result_tensors(run())
         except (RuntimeError, ValueError, IndexError, TypeError):
@@ -176,6 +169,20 @@ def _same_when_spread(
         a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-5)
         for a, b in zip(again, expected, strict=True)
     )
+
+
+def place_of(x: Tensor) -> tuple[Any, ...]:
+    """Where a tensor's values are; of two that are held at once, only the same has the same."""
+    return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
+
+
+def check_unchanged(module: str, x: Tensor, version: int) -> None:
+    """Refuse an input that is no longer what the module was given."""
+    if x._version != version:
+        raise DataError(
+            f"module '{module}': its input was changed in place after it was used, by the model's "
+            "own code; its statistics cannot be collected"
+        )
 
 
 def is_float(leaf: Any) -> bool:
@@ -240,9 +247,10 @@ def _uses(
     first: list[_Seen], second: list[_Seen], num_first: int, num_second: int
 ) -> dict[str, list[Use]]:
     """Match the calls of the two passes, and see what grows with the number of sequences."""
-    others = defaultdict(list)
+    by_module = defaultdict(list)
     for call in second:
-        others[call.module].append(call)
+        by_module[call.module].append(call)
+    others = {module: iter(calls) for module, calls in by_module.items()}
 
     def grows(a: Sequence[int], b: Sequence[int]) -> tuple[bool, ...]:
         if len(a) != len(b):
@@ -252,23 +260,17 @@ def _uses(
     uses: dict[str, list[Use]] = defaultdict(list)
     made: dict[int, Use] = {}
     for call in first:  # in the order in which they began, so outer calls come first
-        index = len(uses[call.module])
-        match = others[call.module]
-        other = match[index] if index < len(match) else None
-        outer = made[id(call.outer)] if call.outer is not None else None
-        if other is None:
-            nothing = (False,) * len(call.inputs)
-            made[id(call)] = Use(call.module, nothing, False, False, outer)
-        else:
-            parts = grows(call.output_sizes, other.output_sizes)
-            shared = [size == 1 for size in call.output_sizes]
-            made[id(call)] = Use(
-                call.module,
-                grows(call.input_sizes, other.input_sizes),
-                bool(parts) and all(parts),
-                bool(parts) and all(a or b for a, b in zip(parts, shared, strict=True)),
-                outer,
-            )
+        other = next(others.get(call.module, iter(())), None)
+        sizes = call.output_sizes if other is not None else []
+        parts = grows(sizes, other.output_sizes if other is not None else [])
+        spreadable = [is_part or size == 1 for is_part, size in zip(parts, sizes, strict=True)]
+        made[id(call)] = Use(
+            call.module,
+            grows(call.input_sizes, other.input_sizes if other is not None else []),
+            bool(parts) and all(parts),
+            bool(parts) and all(spreadable),
+            made[id(call.outer)] if call.outer is not None else None,
+        )
         uses[call.module].append(made[id(call)])
     return dict(uses)
 
@@ -276,16 +278,13 @@ def _uses(
 def _leaders(calls: list[_Seen], maps: Sequence[LinearMap]) -> dict[str, str]:
     """Group linear maps whose calls received the very same tensors."""
     received: dict[str, list[tuple[Any, ...]]] = {m.name: [] for m in maps}
-    for call in calls:  # all inputs are still held, so no memory was used twice
+    for call in calls:
         if call.module in received:
-            x = call.inputs[0]
-            where = (x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, call.version)
-            received[call.module].append(where)
+            received[call.module].append((*place_of(call.inputs[0]), call.version))
     leaders: dict[tuple[Any, ...], str] = {}
-    result = {}
-    for m in maps:
-        if m.layout in ("linear", "conv1d") and received[m.name]:
-            result[m.name] = leaders.setdefault(tuple(received[m.name]), m.name)
-        else:
-            result[m.name] = m.name
-    return result
+    return {
+        m.name: leaders.setdefault(tuple(received[m.name]), m.name)
+        if m.layout in ("linear", "conv1d") and received[m.name]
+        else m.name
+        for m in maps
+    }

@@ -1,12 +1,15 @@
 """Running sums of one set of statistics, and their way into arrays and back."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from matsmerge.errors import StatisticsError
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.statistic import (
     Form,
@@ -18,7 +21,20 @@ from matsmerge.statistics.kinds.statistic import (
 )
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
-from matsmerge.statistics.statistics import Set, Statistics
+from matsmerge.statistics.statistics import Count, Set, Statistics
+
+
+class State(BaseModel):
+    """What is kept of an interrupted collection."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class SetState(State):
+    """What there is of one set, in the order in which it came up."""
+
+    num_examples: Count
+    sums: dict[str, dict[str, Count]]  # the number of rows, by statistic and map or parameter
 
 
 @dataclass
@@ -76,6 +92,56 @@ class Totals:
             if kind.is_per_row
         }
         return Set(num_examples=self.num_examples, num_rows=rows)
+
+    def state(self) -> SetState:
+        """All but `parts`."""
+        rows = {
+            kind: {name: s.num_rows for name, s in own.items()} for kind, own in self.sums.items()
+        }
+        return SetState(num_examples=self.num_examples, sums=rows)
+
+    def parts(self) -> Iterator[tuple[str, Tensor]]:
+        """The sums exactly as they are, as arrays named STATISTIC/PART/NAME.
+
+        Means would do to use them, but not to go on: they are rounded, and rows that a sum has
+        gathered and not yet multiplied would be multiplied at another time, which rounds
+        differently. What goes on from these gives the bytes it gives without interruption.
+        """
+        for kind, sums in self.sums.items():
+            for name, total in sums.items():
+                for part, values in total.parts().items():
+                    yield f"{kind}/{part}/{name}", values
+
+    def load(
+        self,
+        state: SetState,
+        arrays: Mapping[str, Tensor],
+        maps: Mapping[str, LinearMap],
+        parameters: Mapping[str, Owned],
+    ) -> None:
+        """Go on from a state and its parts; what does not fit the model is a `StatisticsError`."""
+        parts: dict[tuple[str, str], dict[str, Tensor]] = defaultdict(dict)
+        for full, values in arrays.items():
+            if full.count("/") >= 2:
+                kind_name, part, name = full.split("/", 2)
+                parts[kind_name, name][part] = values
+        self.num_examples = state.num_examples
+        for kind_name, rows in state.sums.items():
+            kind = KINDS.get(kind_name)
+            if kind is None:
+                raise StatisticsError(f"there is no statistic '{kind_name}'")
+            is_of_parameters = isinstance(kind, GradientStatistic)
+            targets: Mapping[str, Any] = parameters if is_of_parameters else maps
+            for name, num_rows in rows.items():
+                if name not in targets:
+                    what = "parameter" if is_of_parameters else "map"
+                    raise StatisticsError(f"there is no {what} '{name}' in the model")
+                total = self.sum_of(kind, targets[name], torch.device("cpu"))
+                try:
+                    total.load(parts[kind_name, name])
+                except StatisticsError as error:
+                    raise StatisticsError(f"'{name}': {error}") from error
+                total.num_rows = num_rows
 
     def differences(self, other: "Totals", precision: float) -> list[str]:
         """What is not the same but for rounding, when both are sums over the same examples."""

@@ -6,8 +6,7 @@ influence each other, rows in an unusual order, weights used behind their module
 example is run alone; slower, but right for any model.
 """
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,57 +17,59 @@ from matsmerge.errors import DataError, RecipeError
 from matsmerge.statistics.gradient_watch import GradientWatch
 from matsmerge.statistics.input_watch import InputWatch, Pass, Subject
 from matsmerge.statistics.loss_terms import loss_terms
+from matsmerge.statistics.replay import requiring_gradients
 from matsmerge.statistics.row_masks import RowMasks
 from matsmerge.statistics.shown_batch import ShownBatch
-from matsmerge.statistics.structure import find_structure, widening
+from matsmerge.statistics.statistics import MAIN
+from matsmerge.statistics.structure import find_structure, widen
 from matsmerge.statistics.totals import Totals
 
 
 class Watches:
     """Adds batches that are padded alike to totals; to be tried out first."""
 
-    def __init__(self, subject: Subject, shown: ShownBatch, hooks: ExitStack) -> None:
+    def __init__(self, subject: Subject, shown: ShownBatch, number: int, hooks: ExitStack) -> None:
         self._subject = subject
+        self.number = number  # of the batch that it learns from
+        self.is_one_by_one = False
+        self.is_tried_out = False
+        self.notes: list[str] = []
 
         def run(num_examples: int) -> tuple[Any, int]:
             few = shown.few(num_examples)
-            return subject.run(subject.model, few.item), few.examples.num_sequences
+            return subject.run(subject.model, few.item), few.sequences.num_sequences
 
         self.structure = find_structure(subject.model, subject.maps, run)
         self._inputs = InputWatch(subject, self.structure)
-        self._together = GradientWatch(subject, self.structure)
-        self._alone = GradientWatch(subject, self.structure, is_alone=True)
+        self._gradients = GradientWatch(subject, self.structure)
         self._refuse_elsewhere()
         wide = [m for m in subject.maps if m.name in self.structure.widened]
-        hooks.enter_context(widening(wide, self._num_sequences))
-        for watch in (self._together, self._alone, self._inputs):
-            hooks.enter_context(watch.hooks())
+        widen(wide, self._num_sequences, hooks)
+        self._gradients.watch(hooks)
+        self._inputs.watch(hooks)
         self._refuse_unseen(hooks)
-        self.notes: list[str] = []
-        self.is_one_by_one = False
-        self.is_tried_out = False
 
     @property
     def handled(self) -> set[str]:
         """The parameters whose gradients are known for single examples."""
-        return set(self._subject.parameters) if self.is_one_by_one else self._together.handled
+        return set(self._subject.parameters) if self.is_one_by_one else self._gradients.handled
 
     def add(self, shown: ShownBatch, totals: Totals) -> None:
         """Run the model on a batch and add what it does."""
         if not self.is_one_by_one:
-            self._add_together(shown, totals)
+            self._add(shown, totals)
             return
-        for n in range(len(shown.examples.numbers)):
-            self._add_alone(shown.take([n]), totals)
+        for n in range(len(shown.examples)):
+            self._add(shown.take([n]), totals, is_alone=True)
 
     def _refuse_elsewhere(self) -> None:
-        if self._together.elsewhere:
+        if self._gradients.elsewhere:
             raise RecipeError(
                 [
                     f"parameter '{name}': is kept on disk or in memory until it is used, so its "
                     "Fisher information cannot be taken; put the model on one device, leave it "
                     "out with --parameters, or collect gram or kfac"
-                    for name in self._together.elsewhere[:10]
+                    for name in self._gradients.elsewhere[:10]
                 ]
             )
 
@@ -77,11 +78,11 @@ class Watches:
 
         What it does would not be counted, and nobody would know.
         """
-        owners = {m for owned in self._subject.parameters.values() for m, _ in owned.owners}
+        owners = {m for owned in self._subject.parameters.values() for m in owned.modules}
         for name in owners - set(self.structure.uses):
 
             def refuse(_: nn.Module, _args: Any, name: str = name) -> None:
-                if self._together.current or self._alone.current or self._inputs.current:
+                if self._gradients.is_watching or self._inputs.is_watching:
                     raise DataError(
                         f"module '{name}': is used by these examples but not by the first ones, "
                         "from which the model's structure was learnt; let data that uses it come "
@@ -96,20 +97,20 @@ class Watches:
 
         A batch of one example, shown twice, is no proof; a later batch is then tried as well.
         """
-        self.is_tried_out = len(shown.examples.numbers) > 1
+        self.is_tried_out = len(shown.examples) > 1
         if self.is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
             return
-        two, dtype = shown.few(2), self._subject.sets[0].dtype
+        two, dtype = shown.few(2), self._subject.totals[MAIN].dtype
         together, alone = Totals(dtype, is_sketch=True), Totals(dtype, is_sketch=True)
         problem = None
         try:
-            self._add_together(two, together)
+            self._add(two, together)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError) as error:
             problem = first_line(error)  # the user's own, if it comes up again alone
         for n in range(2):
-            self._add_alone(two.take([n]), alone)
+            self._add(two.take([n]), alone, is_alone=True)
         if problem is None:
             differing = together.differences(alone, _precision(self._subject.model))
         else:
@@ -122,59 +123,33 @@ class Watches:
                 f"other {differing[0]}{more}"
             )
 
-    def _add_together(self, shown: ShownBatch, totals: Totals) -> None:
+    def _add(self, shown: ShownBatch, totals: Totals, *, is_alone: bool = False) -> None:
+        """Run a batch in one go, or an example that `is_alone` with gradients from autograd."""
         subject = self._subject
-        with self._watching(shown, totals, self._together):
-            if not subject.options.wants_gradients:
-                with torch.no_grad():
-                    subject.run(subject.model, shown.item)
-                self._inputs.end_forward()
-                return
-            with torch.enable_grad():
+        wants_gradients = subject.options.wants_gradients
+        masks = RowMasks(shown.row_masks, shown.sequences.num_sequences)
+        current = Pass(totals, shown.sequences, masks, is_alone)
+        differentiated = subject.parameters.values() if wants_gradients and is_alone else ()
+        self._inputs.begin_forward(current)
+        if wants_gradients:
+            self._gradients.begin_forward(current)
+        try:
+            with (
+                requiring_gradients([owned.parameter for owned in differentiated]),
+                torch.set_grad_enabled(wants_gradients),
+            ):
                 result = subject.run(subject.model, shown.item)
                 self._inputs.end_forward()
-                terms = loss_terms(result, shown.examples.numbers, subject.options)
-                self._together.backward(terms)
-
-    def _add_alone(self, shown: ShownBatch, totals: Totals) -> None:
-        """One example, with gradients as autograd gives them."""
-        subject = self._subject
-        if not subject.options.wants_gradients:
-            self._add_together(shown, totals)
-            return
-        parameters = list(subject.parameters.values())
-        for owned in parameters:
-            owned.parameter.requires_grad_(True)
-        try:
-            with self._watching(shown, totals, self._alone), torch.enable_grad():
-                result = subject.run(subject.model, shown.item)
-                self._inputs.end_forward()
-                terms = loss_terms(result, shown.examples.numbers, subject.options)
-                self._alone.backward(terms)
+                if wants_gradients:
+                    terms = loss_terms(result, shown.examples, subject.options)
+                    self._gradients.backward(terms)
         finally:
-            for owned in parameters:
-                owned.parameter.requires_grad_(False)
-
-    @contextmanager
-    def _watching(
-        self, shown: ShownBatch, totals: Totals, gradients: GradientWatch
-    ) -> Iterator[None]:
-        masks = RowMasks(shown.masks, shown.examples.num_sequences)
-        current = Pass(totals, shown.examples, masks)
-        self._inputs.current = current
-        if self._subject.options.wants_gradients:
-            gradients.current = current
-            gradients.begin_forward()
-        try:
-            yield
-        finally:
-            self._inputs.current = gradients.current = None
-            self._subject.shared.forget()
+            self._inputs.is_watching = self._gradients.is_watching = False
+            subject.shared.forget()
 
     def _num_sequences(self) -> int:
         """Of the batch that is watched; 1 if none is."""
-        current = self._inputs.current
-        return 1 if current is None else current.examples.num_sequences
+        return self._inputs.current.sequences.num_sequences if self._inputs.is_watching else 1
 
 
 def _precision(model: nn.Module) -> float:

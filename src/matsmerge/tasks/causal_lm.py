@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from matsmerge.data.row_values import text_of
 from matsmerge.errors import DataError
-from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.prediction import IGNORED, Prediction
 from matsmerge.tasks.task import TaskOptions, on_device_of
-from matsmerge.tasks.text_encoder import Ids, TextEncoder, pad_ids
+from matsmerge.tasks.text_encoder import Ids, pad_ids
+from matsmerge.tasks.text_task import AnswerTask, EncodedAnswer
 
 
 class CausalLM(AnswerTask):
@@ -29,17 +29,12 @@ class CausalLM(AnswerTask):
     continues_prompt = True
     required = ()
     optional = ("input", "target", "text")
-    prompt = "input"
 
-    def __init__(self, encoder: TextEncoder, options: TaskOptions) -> None:
-        self.encoder = encoder
-        self.options = options
-        if encoder.max_length < 2:
-            raise DataError(f"expected a max_length of at least 2, found {encoder.max_length}")
-
-    @classmethod
-    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "CausalLM":
-        return cls(TextEncoder.for_model(model, folder, options.max_length), options)
+    def __init__(self, model: nn.Module, folder: Path, options: TaskOptions) -> None:
+        super().__init__(model, folder, options)
+        if self.encoder.max_length < 2:
+            found = self.encoder.max_length
+            raise DataError(f"expected a max_length of at least 2, found {found}")
 
     def missing_columns(self, found: set[str]) -> list[str]:
         if "text" in found or {"input", "target"} <= found:
@@ -87,13 +82,8 @@ class CausalLM(AnswerTask):
         return [start]
 
     def collate(self, examples: Sequence[EncodedAnswer]) -> Batch:
-        inputs = self.encoder.pad([{"input_ids": example.ids} for example in examples])
-        return Batch(
-            inputs,
-            [example.number for example in examples],
-            pad_ids([example.labels for example in examples], IGNORED)[:, 1:],
-            [inputs["attention_mask"].bool()],
-        )
+        targets = pad_ids([example.labels for example in examples], IGNORED)[:, 1:]
+        return self.pad(examples, [{"input_ids": example.ids} for example in examples], targets)
 
     def predict(self, model: nn.Module, batch: Batch) -> Prediction:
         logits: Tensor = model(**batch.inputs).logits[:, :-1]

@@ -6,18 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.data.row_values import text_of
 from matsmerge.errors import DataError
 from matsmerge.models.pretrained import quiet
-from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.prediction import Prediction
-from matsmerge.tasks.task import Encoded, Task, TaskOptions
+from matsmerge.tasks.task import Encoded, RowReader
 from matsmerge.tasks.text_encoder import Ids
+from matsmerge.tasks.text_task import AnswerTask, EncodedAnswer
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class EncodedPrompt(Encoded):
     answer: EncodedAnswer  # the same example with its answer, for the loss
 
 
-class Generation(Task[EncodedPrompt]):
+class Generation(RowReader[EncodedPrompt]):
     """Columns `input` and `target`; the answer to the input is written, not only scored.
 
     What is shown never depends on the target: a prompt that is too long for the model and
@@ -40,9 +38,8 @@ class Generation(Task[EncodedPrompt]):
     prompt = "input"
 
     def __init__(self, inner: AnswerTask, max_new_tokens: int) -> None:
-        self.kind = inner.kind  # type: ignore[misc]  # as whatever it answers for
         self.inner = inner
-        self.options: TaskOptions = inner.options
+        self.kind, self.options = inner.kind, inner.options
         self.max_new_tokens = max_new_tokens
         encoder = inner.encoder
         positions = encoder.max_positions
@@ -54,10 +51,6 @@ class Generation(Task[EncodedPrompt]):
                 "model; expected fewer"
             )
         self._max_prompt = min(encoder.max_length, room)
-
-    @classmethod
-    def for_model(cls, model: nn.Module, folder: Any, options: TaskOptions) -> "Generation":
-        raise NotImplementedError("made from the task it answers for")
 
     @property
     def notes(self) -> list[str]:
@@ -76,18 +69,13 @@ class Generation(Task[EncodedPrompt]):
 
     def collate(self, examples: Sequence[EncodedPrompt]) -> Batch:
         """Decoders go on from the end of a row, so theirs are padded on the left."""
-        longest = max(len(example.ids) for example in examples)
-        ids, mask = [], []
-        for example in examples:
-            padding = [0] * (longest - len(example.ids))
-            fill, real = [self.inner.encoder.pad_id] * len(padding), [1] * len(example.ids)
-            ids.append(fill + example.ids if self.inner.continues_prompt else example.ids + fill)
-            mask.append(padding + real if self.inner.continues_prompt else real + padding)
-        inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
+        step = -1 if self.inner.continues_prompt else 1
+        inputs = self.inner.encoder.pad(
+            [{"input_ids": example.ids[::step]} for example in examples]
+        )
+        if self.inner.continues_prompt:
+            inputs = {name: ids.flip(1) for name, ids in inputs.items()}
         return Batch(inputs, [example.number for example in examples])
-
-    def predict(self, model: nn.Module, batch: Batch) -> Prediction:
-        raise NotImplementedError("texts are written by `write`, and scored by the inner task")
 
     def write(self, model: nn.Module, batch: Batch) -> list[str]:
         """The model's answers."""
@@ -102,7 +90,8 @@ class Generation(Task[EncodedPrompt]):
                 f"{type(model).__name__}: cannot generate text ({first_line(error)})"
             ) from error
         start = batch.inputs["input_ids"].shape[1] if self.inner.continues_prompt else 1
-        ends = _as_list(settings.eos_token_id)
+        end_ids = settings.eos_token_id
+        ends = end_ids if isinstance(end_ids, (list, tuple)) else [end_ids]
         texts = []
         for row in written[:, start:].tolist():
             end = next((t for t, token in enumerate(row) if token in ends), len(row))
@@ -123,9 +112,3 @@ class Generation(Task[EncodedPrompt]):
             settings.eos_token_id = encoder.tokenizer.eos_token_id
         settings.pad_token_id = encoder.pad_id
         return settings
-
-
-def _as_list(ids: Any) -> list[int]:
-    if ids is None:
-        return []
-    return list(ids) if isinstance(ids, (list, tuple)) else [int(ids)]

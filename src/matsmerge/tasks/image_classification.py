@@ -1,6 +1,6 @@
 """Which class is this image?"""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,16 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.data.image_files import check_image, image_source, open_image
-from matsmerge.data.labels import Labels
 from matsmerge.data.row_values import value_of
 from matsmerge.errors import DataError
+from matsmerge.models.pretrained import read_with
 from matsmerge.optional_import import import_optional
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.task import Encoded, Task, TaskOptions
-
-Processor = Callable[[list[Any]], Tensor]  # images to (images, channels, height, width)
+from matsmerge.tasks.task import Encoded, Task, TaskOptions, has_any
 
 _DEFAULT_SIZE = 224
 
@@ -49,54 +46,27 @@ class ImageClassification(Task[EncodedImage]):
     images = ("image",)
     files = ("preprocessor_config.json", "processor_config.json")
 
-    def __init__(
-        self,
-        processor: Processor,
-        labels: Labels,
-        options: TaskOptions,
-        *,
-        num_channels: int = 3,
-        length: int = 1,
-        dtype: torch.dtype = torch.float32,
-        notes: Sequence[str] = (),
-    ) -> None:
-        self.labels = labels
-        self.options = options
-        self._processor = processor
-        self._mode = "L" if num_channels == 1 else "RGB"
-        self._length = length
-        self._dtype = dtype
-        self._notes = list(notes)
-
-    @classmethod
-    def for_model(
-        cls, model: nn.Module, folder: Path, options: TaskOptions
-    ) -> "ImageClassification":
+    def __init__(self, model: nn.Module, folder: Path, options: TaskOptions) -> None:
+        super().__init__(model, folder, options)
         whole: Any = model.config
         config = getattr(whole, "vision_config", whole)  # where a model sees more than images
-        notes = []
-        if any((folder / name).is_file() for name in cls.files):
-            processor = _stored_processor(folder)
+        self._mode = "L" if getattr(config, "num_channels", 3) == 1 else "RGB"
+        self._length = _num_patches(config)
+        self._dtype = next(model.parameters()).dtype
+        self._size = height, width = _image_size(config)
+        self._processor = self._note = None
+        if has_any(folder, self.files):
+            what = f"{folder}: the image processor"
+            self._processor = read_with("AutoImageProcessor", folder, what)
         else:
-            height, width = _image_size(config)
-            processor = _plain_processor(height, width)
-            notes.append(
+            self._note = (
                 f"{folder}: has no preprocessor_config.json; images are resized to {height} x "
                 f"{width}, scaled to [0, 1] and normalised with mean 0.5 and deviation 0.5"
             )
-        return cls(
-            processor,
-            Labels.of_model(model, options.labels),
-            options,
-            num_channels=int(getattr(config, "num_channels", 3)),
-            length=_num_patches(config),
-            dtype=next(model.parameters()).dtype,
-            notes=notes,
-        )
 
     @property
     def notes(self) -> list[str]:
-        return list(self._notes)
+        return [] if self._note is None else [self._note]
 
     def encode(self, row: Mapping[str, Any], number: int) -> EncodedImage:
         source = image_source(value_of(row, "image"), None)
@@ -113,40 +83,21 @@ class ImageClassification(Task[EncodedImage]):
                 raise DataError(f"row {example.number + 1}: {error}") from error
         labels = [example.label for example in examples]
         return Batch(
-            {"pixel_values": self._processor(images).to(self._dtype)},
+            {"pixel_values": self._pixels(images).to(self._dtype)},
             [example.number for example in examples],
             None if None in labels else torch.tensor(labels),
         )
 
-
-def _stored_processor(folder: Path) -> Processor:
-    transformers = import_optional("transformers")
-    try:
-        stored = transformers.AutoImageProcessor.from_pretrained(
-            str(folder), trust_remote_code=False, local_files_only=True
-        )
-    except Exception as error:  # damaged files, unknown classes, missing packages
-        raise DataError(
-            f"{folder}: the image processor cannot be read ({first_line(error)})"
-        ) from error
-
-    def process(images: list[Any]) -> Tensor:
-        pixels: Tensor = stored(images=images, return_tensors="pt")["pixel_values"]
-        return pixels
-
-    return process
-
-
-def _plain_processor(height: int, width: int) -> Processor:
-    bilinear = import_optional("PIL.Image").Resampling.BILINEAR
-
-    def process(images: list[Any]) -> Tensor:
+    def _pixels(self, images: Sequence[Any]) -> Tensor:  # (images, channels, height, width)
+        if self._processor is not None:
+            processed: Tensor = self._processor(images=images, return_tensors="pt")["pixel_values"]
+            return processed
+        height, width = self._size
+        bilinear = import_optional("PIL.Image").Resampling.BILINEAR
         arrays = [np.asarray(image.resize((width, height), bilinear)) for image in images]
         pixels = torch.from_numpy(np.stack(arrays)).float() / 255  # (images, h, w) or with channels
         pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
         return (pixels - 0.5) / 0.5
-
-    return process
 
 
 def _image_size(config: Any) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """The kinds of tasks, and which of them a model is for."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from matsmerge.adapters.adapter import Adapter
@@ -8,7 +9,7 @@ from matsmerge.adapters.adapter_folder import names_in
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.errors import DataError
 from matsmerge.models.parameter_names import match_names
-from matsmerge.models.pretrained import architecture_of, quiet, read_config, skeleton
+from matsmerge.models.pretrained import architecture_of, empty_model
 from matsmerge.optional_import import import_optional
 from matsmerge.tasks.causal_lm import CausalLM
 from matsmerge.tasks.image_classification import ImageClassification
@@ -35,9 +36,10 @@ TASKS: Mapping[str, TaskKind] = {
 
 def kind_of_model(config: Any, adapter: Adapter | None = None) -> TaskKind | None:
     """The kind that a model's configuration, or that of the adapter on it, says it is for."""
+    kinds = list(TASKS.values())
     task_type = None if adapter is None else adapter.config.task_type
-    of_adapter = [k for k in TASKS.values() if task_type is not None and k.peft_type == task_type]
-    return next(iter([*of_adapter, *(k for k in TASKS.values() if k.is_for(config))]), None)
+    of_adapter = [kind for kind in kinds if task_type is not None and kind.peft_type == task_type]
+    return next(iter([*of_adapter, *(kind for kind in kinds if kind.is_for(config))]), None)
 
 
 def kind_of_encoder(main_input: str) -> TaskKind | None:
@@ -45,23 +47,20 @@ def kind_of_encoder(main_input: str) -> TaskKind | None:
     return next((kind for kind in TASKS.values() if kind.main_input == main_input), None)
 
 
-def choose_kind(label: str, task: str | None, inferred: TaskKind | None, config: Any) -> TaskKind:
+def choose_kind(
+    label: str, asked: TaskKind | None, inferred: TaskKind | None, config: Any
+) -> TaskKind:
     """The kind asked for, if the model can do it; else the one the model is for."""
-    if task is None:
-        if inferred is None:
-            raise DataError(
-                f"{label}: its architecture '{architecture_of(config)}' does not say what task it "
-                f"is for; say it with --task, one of {', '.join(TASKS)}"
-            )
-        return inferred
-    if task not in TASKS:
-        raise DataError(f"there is no task '{task}'; expected one of {', '.join(TASKS)}")
-    kind = TASKS[task]
-    if inferred not in (None, kind, kind.model_kind(config)):
-        assert inferred is not None
+    kind = asked or inferred
+    if kind is None:
+        raise DataError(
+            f"{label}: its architecture '{architecture_of(config)}' does not say what task it "
+            f"is for; say it with --task, one of {', '.join(TASKS)}"
+        )
+    if inferred is not None and inferred not in (kind, kind.model_kind(config)):
         raise DataError(
             f"{label}: is a {architecture_of(config)}, made for {inferred.kind}, and cannot do "
-            f"{task}"
+            f"{kind.kind}"
         )
     return kind
 
@@ -74,13 +73,9 @@ def names_in_base(adapter: Adapter, base: Checkpoint) -> dict[str, str] | None:
     folder, weights = base.folder, {names_in(adapter, base)[w] for w in adapter.weights}
     if folder is None or weights <= {*base.specs}:
         return None
-    try:
-        config = read_config(folder)
-        with quiet():
-            model = skeleton(_class_of_base(adapter, config), config)
-    except Exception:  # a class and a configuration that do not belong together, say
-        return None  # fitting the adapter will say what does not fit
-    return match_names(model, base)
+    model = empty_model(folder, partial(_class_of_base, adapter))
+    # Without a model, fitting the adapter will say what does not fit.
+    return None if model is None else match_names(model, base)
 
 
 def _class_of_base(adapter: Adapter, config: Any) -> Any:

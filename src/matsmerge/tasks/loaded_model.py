@@ -1,7 +1,7 @@
 """From a folder or hub id to a model that is ready for its task."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from matsmerge.adapters.adapter import Adapter
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, first_line
 from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.errors import DataError
@@ -17,11 +16,10 @@ from matsmerge.models.heads import (
     head_parameters,
     is_plain_head,
     load_encoder_with_head,
-    load_head,
     num_classes_of_head,
-    rounding_notes,
+    put_head,
 )
-from matsmerge.models.kept_base import KeptBase, unfold
+from matsmerge.models.kept_base import KeptBase
 from matsmerge.models.model_folder import ModelFolder, open_model
 from matsmerge.models.parameter_names import match_names
 from matsmerge.models.peft_model import (
@@ -29,6 +27,7 @@ from matsmerge.models.peft_model import (
     match_adapter_names,
     peft_saved,
     put_adapter_on,
+    unfold,
 )
 from matsmerge.models.pretrained import choose_dtype, load_pretrained, quiet, skeleton
 from matsmerge.models.text_heads import make_text_head
@@ -56,78 +55,185 @@ class LoadedModel:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class _Request:
-    """What was asked for."""
-
-    task: str | None
-    head: Checkpoint | None
-    tokenizer: str | Path | None
-    options: TaskOptions
-    dtype: str | None
-    device_map: str | Mapping[str, Any] | None
-    also: tuple[str, ...]
-    kept: KeptBase
-
-
 def load_model(
     source: str | Path,
+    file: TaskFile | None = None,
     *,
-    task: str | None = None,
     head: str | Path | None = None,
-    tokenizer: str | Path | None = None,
-    options: TaskOptions | None = None,
+    need_targets: bool = True,
     dtype: str | None = None,
     device: str | None = None,
     device_map: str | Mapping[str, Any] | None = None,
     also: Sequence[str] = (),
     kept: KeptBase | None = None,
 ) -> LoadedModel:
-    """Load a model or a PEFT adapter on its base; code that comes with it is never run.
+    """Load a model or a PEFT adapter on its base, for the task that a file describes.
 
-    The task is what the model's architecture says, unless given. `head` is a file with the head's
-    parameters for a model stored without. The dtype is the one that holds what is stored, the
-    device a GPU if there is one, unless given. Of an adapter, only what it changes takes
-    gradients, and for LoRA parameters that match a pattern of `also`. With `kept` the base of
-    one adapter is used again for the next, and the model of the first is gone then.
+    Code that comes with a model is never run. The task is what the model's architecture says,
+    unless the file does. `head` is a file with the head's parameters for a model stored without, in
+    place of the task file's. The dtype is the one that holds what is stored, the device a GPU if
+    there is one, unless given. Of an adapter, only what it changes takes gradients, and for LoRA
+    parameters that match a pattern of `also`. With `kept` the base of one adapter is used again
+    for the next, and the model of the first is gone then.
     """
     if device is not None and device_map is not None:
         raise DataError("give either a device or a device_map, not both")
+    file = file or TaskFile()
     opened = open_model(source)
-    request = _Request(
-        task,
+    head = head or file.head
+    loading = _Loading(
+        opened,
+        opened.read_config(),
+        file,
+        file.options(need_targets=need_targets),
         None if head is None else open_checkpoint(head),
-        tokenizer,
-        options or TaskOptions(),
-        dtype,
+        choose_dtype(dtype, opened.base),
         device_map,
-        tuple(also),
         kept or KeptBase(),
     )
-    if opened.adapter is not None:
-        loaded = _load_adapter(opened, opened.adapter, request)
-    else:
-        loaded = _load_full(opened, request)
-        for parameter in loaded.model.parameters():
-            parameter.requires_grad_(parameter.is_floating_point())
+    loaded = loading.adapted(also) if opened.adapter is not None else loading.full()
     loaded.model.eval()
     if device_map is None:
         _move(loaded.model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return loaded
 
 
-def load_for_task(
-    source: str | Path, task_file: TaskFile, *, head: str | Path | None, **settings: Any
-) -> LoadedModel:
-    """Load a model as a task file says; the settings are those of `load_model`."""
-    return load_model(
-        source,
-        task=task_file.task,
-        head=head,
-        tokenizer=task_file.tokenizer,
-        options=task_file.options(),
-        **settings,
-    )
+@dataclass(frozen=True)
+class _Loading:
+    """What was asked for, and what was found."""
+
+    opened: ModelFolder
+    config: Any  # of the model, changed as its head needs it
+    file: TaskFile
+    options: TaskOptions
+    head: Checkpoint | None
+    dtype: torch.dtype
+    device_map: str | Mapping[str, Any] | None
+    kept: KeptBase
+
+    def full(self) -> LoadedModel:
+        """A model that is stored as a whole, but perhaps for its head."""
+        checkpoint, head = self.opened.checkpoint, self.head
+        if head is None and (prompts := self.options.class_prompts):
+            labels = self.options.labels
+            head = make_text_head(checkpoint, self.config, labels, prompts, self.dtype)
+        if head is not None and is_plain_head(head):
+            loaded = self._encoder(head)
+        else:
+            loaded = self._model({})
+        known = {*loaded.names, *loaded.head_names}
+        unknown = [name for name, _ in loaded.model.named_parameters() if name not in known]
+        if unknown:
+            loaded.notes.append(
+                f"{checkpoint.label}: no tensor of its own was found for {len(unknown)} "
+                f"parameters, such as '{unknown[0]}'"
+            )
+        for parameter in loaded.model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
+        return loaded
+
+    def adapted(self, also: Sequence[str]) -> LoadedModel:
+        """An adapter on its base."""
+        checkpoint, adapter, base = self.opened.checkpoint, self.opened.adapter, self.opened.base
+        assert adapter is not None
+        loaded = self._model(peft_saved(checkpoint.specs))
+        model, head_names = loaded.model, loaded.head_names
+        if adapter.kind.is_folded:
+            adapted, names = fold_into(model, adapter, base, also, set(head_names))
+            self.kept.undo = partial(unfold, model, adapted, names)
+            names = {name: stored for name, stored in names.items() if name not in head_names}
+            return replace(loaded, checkpoint=adapted, names=names, base=base)
+        apart = {name: model.get_parameter(name).detach() for name in head_names}
+        with_vectors: Any = put_adapter_on(model, checkpoint, apart)
+        self.kept.undo = with_vectors.unload
+        names, of_head = match_adapter_names(with_vectors, checkpoint, head_names)
+        return LoadedModel(
+            with_vectors, loaded.task, checkpoint, names, of_head, base, loaded.notes
+        )
+
+    def _model(self, of_adapter: Mapping[str, TensorSpec]) -> LoadedModel:
+        """A model of transformers, its head from a file or, later, from the adapter."""
+        base, config, head = self.opened.base, self.config, self.head
+        inferred = kind_of_model(config, self.opened.adapter)
+        kind = choose_kind(self.opened.label, self.file.kind, inferred, config)
+        auto_class = kind.model_class(base.label, config)
+        given = dict(of_adapter) | (peft_saved(head.specs) if head is not None else {})
+        supplied: set[str] = set()
+        head_names: dict[str, str] = {}
+        if given:
+            num_classes = num_classes_of_head(auto_class, config, given)
+            if num_classes is not None and num_classes != config.num_labels:
+                config.num_labels = num_classes
+            empty = skeleton(auto_class, config)
+            if head is not None:
+                head_names = head_parameters(empty, head)
+            supplied = set(head_names) | {n for n, _ in empty.named_parameters() if n in of_adapter}
+        # What must be the same for a base to be used again.
+        key = (
+            base.place,
+            auto_class,
+            config.num_labels,
+            self.dtype,
+            str(self.device_map),
+            frozenset(supplied),
+        )
+        model, notes = self.kept.take(
+            key,
+            lambda: load_pretrained(
+                auto_class,
+                base,
+                config,
+                self.dtype,
+                self.device_map,
+                supplied=supplied,
+                partly_used=bool(given),
+            ),
+        )
+        if head is not None:
+            notes += put_head(model, head, head_names)
+            _forget_names(model)
+        own: Any = model.config
+        if getattr(own, "use_cache", False):
+            own.use_cache = False  # keys and values are for generating text
+        task = make_task(kind, model, self.opened, self.file.tokenizer, self.options)
+        names = {n: s for n, s in match_names(model, base).items() if n not in head_names}
+        return LoadedModel(model, task, base, names, head_names, None, notes)
+
+    def _encoder(self, head: Checkpoint) -> LoadedModel:
+        """An encoder with a linear layer on it."""
+        checkpoint = self.opened.checkpoint
+        model, notes = load_encoder_with_head(
+            checkpoint, head, self.config, self.dtype, self.device_map
+        )
+        encoder: Any = model.encoder
+        inferred = kind_of_encoder(encoder.main_input_name)
+        kind = choose_kind(self.opened.label, self.file.kind, inferred, self.config)
+        task = make_task(kind, encoder, self.opened, self.file.tokenizer, self.options)
+        names = {f"encoder.{n}": stored for n, stored in match_names(encoder, checkpoint).items()}
+        if model.scale is not None:
+            names["scale.logit_scale"] = "logit_scale"
+        head_names = {f"head.{stored}": stored for stored in head.specs}
+        return LoadedModel(model, task, checkpoint, names, head_names, None, notes)
+
+
+def make_task(
+    kind: TaskKind,
+    model: nn.Module,
+    opened: ModelFolder,
+    tokenizer: str | None,
+    options: TaskOptions,
+) -> Task[Any]:
+    """The task as a model does it; tokenizer or image processor are the model's, unless given."""
+    folders = opened.folders
+    folder = next((f for f in folders if has_any(f, kind.files)), folders[-1])
+    if tokenizer is not None:
+        folder = local_path(tokenizer)
+        if not folder.is_dir():
+            raise DataError(
+                f"{tokenizer}: expected a folder with a tokenizer, found no such folder"
+            )
+    with quiet():
+        return kind(model, folder, options)
 
 
 def _move(model: nn.Module, device: str) -> None:
@@ -139,161 +245,8 @@ def _move(model: nn.Module, device: str) -> None:
         ) from error
 
 
-def _load_full(opened: ModelFolder, request: _Request) -> LoadedModel:
-    checkpoint, config = opened.checkpoint, opened.read_config()
-    head, prompts = request.head, request.options.class_prompts
-    if head is None and prompts:
-        dtype = choose_dtype(request.dtype, checkpoint)
-        head = make_text_head(checkpoint, config, request.options.labels, prompts, dtype)
-    if head is not None and is_plain_head(head):
-        return _load_with_plain_head(opened, head, config, request)
-    kind = choose_kind(opened.label, request.task, kind_of_model(config), config)
-    auto_class = kind.model_class(opened.label, config)
-    model, head_names, notes = _load_auto(auto_class, checkpoint, config, request, {})
-    task = make_task(kind, model, opened, request.tokenizer, request.options)
-    names = match_names(model, checkpoint)
-    return _loaded(model, task, checkpoint, names, head_names, notes)
-
-
-def _load_auto(
-    auto_class: Any,
-    checkpoint: Checkpoint,
-    config: Any,
-    request: _Request,
-    of_adapter: Mapping[str, TensorSpec],
-) -> tuple[nn.Module, dict[str, str], list[str]]:
-    """A model of transformers, its head from a file or, later, from the adapter."""
-    head = request.head
-    given = dict(of_adapter) | (peft_saved(head.specs) if head is not None else {})
-    supplied: set[str] = set()
-    head_names: dict[str, str] = {}
-    if given:
-        with quiet():
-            num_classes = num_classes_of_head(auto_class, config, given)
-            if num_classes is not None and num_classes != config.num_labels:
-                config.num_labels = num_classes
-            empty = skeleton(auto_class, config)
-        if head is not None:
-            head_names = head_parameters(empty, head)
-        supplied = set(head_names) | {n for n, _ in empty.named_parameters() if n in of_adapter}
-    dtype = choose_dtype(request.dtype, checkpoint)
-    # What must be the same for a base to be used again.
-    key = (
-        checkpoint.place,
-        auto_class,
-        config.num_labels,
-        dtype,
-        str(request.device_map),
-        frozenset(supplied),
-    )
-    notes: list[str] = []
-    model = request.kept.take(key)
-    if model is None:
-        model, notes = load_pretrained(
-            auto_class,
-            checkpoint,
-            config,
-            dtype,
-            request.device_map,
-            supplied=supplied,
-            partly_used=bool(given),
-        )
-    request.kept.keep(key, model)
-    if head is not None:
-        load_head(model, head, head_names)
-        notes = notes + rounding_notes(head, dtype)
-        _forget_names(model)
-    _forget_cache(model)
-    return model, head_names, notes
-
-
 def _forget_names(model: nn.Module) -> None:
     """Forget what classes are called: with a head from elsewhere, they are other classes."""
     config: Any = model.config
     config.id2label = {number: f"LABEL_{number}" for number in range(config.num_labels)}
     config.label2id = {name: number for number, name in config.id2label.items()}
-
-
-def _load_with_plain_head(
-    opened: ModelFolder, head: Checkpoint, config: Any, request: _Request
-) -> LoadedModel:
-    checkpoint = opened.checkpoint
-    dtype = choose_dtype(request.dtype, checkpoint)
-    model, notes = load_encoder_with_head(checkpoint, head, config, dtype, request.device_map)
-    encoder: Any = model.encoder
-    inferred = kind_of_encoder(encoder.main_input_name)
-    kind = choose_kind(opened.label, request.task, inferred, config)
-    task = make_task(kind, encoder, opened, request.tokenizer, request.options)
-    names = {f"encoder.{n}": stored for n, stored in match_names(encoder, checkpoint).items()}
-    if model.scale is not None:
-        names["scale.logit_scale"] = "logit_scale"
-    head_names = {f"head.{stored}": stored for stored in head.specs}
-    return _loaded(model, task, checkpoint, names, head_names, notes)
-
-
-def _load_adapter(opened: ModelFolder, adapter: Adapter, request: _Request) -> LoadedModel:
-    checkpoint, base, config = opened.checkpoint, opened.base, opened.read_config()
-    inferred = kind_of_model(config, adapter)
-    kind = choose_kind(opened.label, request.task, inferred, config)
-    auto_class = kind.model_class(base.label, config)
-    model, head_names, notes = _load_auto(
-        auto_class, base, config, request, peft_saved(checkpoint.specs)
-    )
-    task = make_task(kind, model, opened, request.tokenizer, request.options)
-    if adapter.kind.is_folded:
-        adapted, names = fold_into(model, adapter, base, request.also, set(head_names))
-        request.kept.undo_with(partial(unfold, model, adapted, names))
-        names = {name: stored for name, stored in names.items() if name not in head_names}
-        return LoadedModel(model, task, adapted, names, head_names, base, notes)
-    apart = {name: model.get_parameter(name).detach() for name in head_names}
-    with_vectors: Any = put_adapter_on(model, checkpoint, apart)
-    request.kept.undo_with(with_vectors.unload)
-    names, of_head = match_adapter_names(with_vectors, checkpoint, head_names)
-    return LoadedModel(with_vectors, task, checkpoint, names, of_head, base, notes)
-
-
-def _loaded(
-    model: nn.Module,
-    task: Task[Any],
-    checkpoint: Checkpoint,
-    names: Mapping[str, str],
-    head_names: Mapping[str, str],
-    notes: list[str],
-) -> LoadedModel:
-    own = {name: stored for name, stored in names.items() if name not in head_names}
-    unknown = [n for n, _ in model.named_parameters() if n not in own and n not in head_names]
-    if unknown:
-        notes = [
-            *notes,
-            f"{checkpoint.label}: no tensor of its own was found for {len(unknown)} parameters, "
-            f"such as '{unknown[0]}'",
-        ]
-    return LoadedModel(model, task, checkpoint, own, head_names, None, notes)
-
-
-def make_task(
-    kind: TaskKind,
-    model: nn.Module,
-    opened: ModelFolder,
-    tokenizer: str | Path | None,
-    options: TaskOptions,
-) -> Task[Any]:
-    """The task as a model does it; tokenizer or image processor are the model's, unless given."""
-    if tokenizer is not None:
-        folder = local_path(tokenizer)
-        if not folder.is_dir():
-            raise DataError(
-                f"{tokenizer}: expected a folder with a tokenizer, found no such folder"
-            )
-    else:
-        folders = opened.folders
-        folder = next((f for f in folders if has_any(f, kind.files)), folders[-1])
-    with quiet():
-        return kind.for_model(model, folder, options)
-
-
-def _forget_cache(model: nn.Module) -> None:
-    """Keys and values are kept for generating text, which nothing here does."""
-    config: Any = model.config
-    if getattr(config, "use_cache", False):
-        config.use_cache = False

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from matsmerge.data.labels import whole_number
+from matsmerge.data.labels import Labels
 from matsmerge.data.row_problems import quote
-from matsmerge.data.row_values import is_whole_number, text_of, texts_of, value_of
-from matsmerge.errors import DataError, closest
-from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
+from matsmerge.data.row_values import text_of, texts_of, value_of
+from matsmerge.errors import DataError
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.causal_lm import CausalLM
 from matsmerge.tasks.prediction import Prediction
 from matsmerge.tasks.seq2seq import Seq2Seq
 from matsmerge.tasks.task import Encoded, Task, TaskOptions, on_device_of
 from matsmerge.tasks.text_encoder import TOKENIZER_FILES
+from matsmerge.tasks.text_task import AnswerTask, EncodedAnswer
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,13 @@ class MultipleChoice(Task[EncodedChoices]):
     files = TOKENIZER_FILES
     labels_name_choices = True
 
-    def __init__(self, answers: AnswerTask, options: TaskOptions) -> None:
-        self.answers = answers
-        self.options = options
+    def __init__(self, model: nn.Module, folder: Path, options: TaskOptions) -> None:
+        super().__init__(model, folder, options)
+        self.answers = self.model_kind(model.config)(model, folder, options)
 
     @classmethod
     def model_kind(cls, config: Any) -> type[AnswerTask]:
         return Seq2Seq if getattr(config, "is_encoder_decoder", False) else CausalLM
-
-    @classmethod
-    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "MultipleChoice":
-        return cls(cls.model_kind(model.config).for_model(model, folder, options), options)
 
     @property
     def trained_as(self) -> AnswerTask:
@@ -108,16 +104,9 @@ class MultipleChoice(Task[EncodedChoices]):
         return Prediction(logits, on_device_of(logits, batch.targets))
 
 
-def _label(value: Any, choices: Sequence[str]) -> int:
+def _label(value: Any, choices: list[str]) -> int:
     """The number of the choice a label stands for."""
-    if isinstance(value, str):
-        if choices.count(value) == 1:
-            return choices.index(value)
-        if choices.count(value) > 1:
-            raise DataError(f"label {quote(value)} is several choices; give the number of one")
-        if not is_whole_number(value):
-            raise DataError(f"label {quote(value)} is none of the choices{closest(value, choices)}")
-    number = whole_number(value, len(choices), "choice")
-    if not 0 <= number < len(choices):
-        raise DataError(f"label {number} is out of range; there are {len(choices)} choices")
-    return number
+    if isinstance(value, str) and choices.count(value) > 1:
+        raise DataError(f"label {quote(value)} is several choices; give the number of one")
+    numbers = {choice: number for number, choice in enumerate(choices)}
+    return Labels(len(choices), numbers, "choice").number(value)

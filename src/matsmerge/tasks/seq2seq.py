@@ -1,5 +1,6 @@
 """What text does an encoder-decoder answer with?"""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.data.row_problems import library_errors
 from matsmerge.data.row_values import text_of
 from matsmerge.errors import DataError
-from matsmerge.tasks.answers import AnswerTask, EncodedAnswer
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.task import TaskOptions
-from matsmerge.tasks.text_encoder import Ids, TextEncoder, pad_ids
+from matsmerge.tasks.text_encoder import Ids, pad_ids
+from matsmerge.tasks.text_task import AnswerTask, EncodedAnswer
 
 Shift = Callable[[Tensor], Tensor]  # labels to what the decoder is shown, both (sequences, length)
 
@@ -27,26 +28,17 @@ class Seq2Seq(AnswerTask):
     architectures = ("ForConditionalGeneration", "Model")
     peft_type = "SEQ_2_SEQ_LM"
     required = ("input", "target")
-    prompt = "input"
 
-    def __init__(self, encoder: TextEncoder, shift: Shift, options: TaskOptions) -> None:
-        self.encoder = encoder
-        self.options = options
-        self._shift = shift
+    def __init__(self, model: nn.Module, folder: Path, options: TaskOptions) -> None:
+        super().__init__(model, folder, options)
+        self._shift = _shift_of(model)
         # One less than there are positions, for the column that `collate` may add.
-        limit = encoder.max_positions
-        self._max_target = min(
-            encoder.max_length, encoder.max_length if limit is None else limit - 1
-        )
+        most = self.encoder.max_positions or sys.maxsize
+        self._max_target = min(self.encoder.max_length, most - 1)
 
     @classmethod
     def is_for(cls, config: Any) -> bool:
         return bool(getattr(config, "is_encoder_decoder", False)) and super().is_for(config)
-
-    @classmethod
-    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> "Seq2Seq":
-        encoder = TextEncoder.for_model(model, folder, options.max_length)
-        return cls(encoder, _shift_of(model), options)
 
     def encode(self, row: Mapping[str, Any], number: int) -> EncodedAnswer:
         return self.encode_answer(number, text_of(row, "input"), text_of(row, "target"))
@@ -86,18 +78,16 @@ class Seq2Seq(AnswerTask):
 def _shift_of(model: nn.Module) -> Shift:
     """How the model turns labels into what its decoder is shown."""
     own = getattr(model, "prepare_decoder_input_ids_from_labels", None)
-    try:
+    with library_errors(
+        f"{type(model).__name__} does not know which token its decoder starts with",
+        "; set decoder_start_token_id and pad_token_id in config.json",
+    ):
         if own is not None:
             own(torch.tensor([[1]]))
             shift: Shift = own
             return shift
         config: Any = model.config
         start, pad = int(config.decoder_start_token_id), int(config.pad_token_id)
-    except Exception as error:  # each model has its own way to miss its settings
-        raise DataError(
-            f"{type(model).__name__} does not know which token its decoder starts with "
-            f"({first_line(error)}); set decoder_start_token_id and pad_token_id in config.json"
-        ) from error
 
     def shift_right(labels: Tensor) -> Tensor:
         shifted = labels.roll(1, dims=1)

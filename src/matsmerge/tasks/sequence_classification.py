@@ -2,18 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from matsmerge.data.labels import Labels
 from matsmerge.data.row_values import text_of, value_of
 from matsmerge.errors import DataError
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.task import Encoded, Task, TaskOptions
-from matsmerge.tasks.text_encoder import TOKENIZER_FILES, Ids, TextEncoder
+from matsmerge.tasks.task import Encoded
+from matsmerge.tasks.text_encoder import Ids
+from matsmerge.tasks.text_task import TextTask
 
 
 @dataclass(frozen=True)
@@ -24,7 +22,7 @@ class EncodedText(Encoded):
     label: int | None
 
 
-class SequenceClassification(Task[EncodedText]):
+class SequenceClassification(TextTask[EncodedText]):
     """Columns `text`, optionally `text_pair`, and `label`: a class's number or name."""
 
     kind = "sequence_classification"
@@ -37,23 +35,6 @@ class SequenceClassification(Task[EncodedText]):
     optional = ("text_pair",)
     targets = "label"
     prompt = "text"
-    files = TOKENIZER_FILES
-
-    def __init__(self, encoder: TextEncoder, labels: Labels, options: TaskOptions) -> None:
-        self.encoder = encoder
-        self.labels = labels
-        self.options = options
-
-    @classmethod
-    def for_model(
-        cls, model: nn.Module, folder: Path, options: TaskOptions
-    ) -> "SequenceClassification":
-        encoder = TextEncoder.for_model(model, folder, options.max_length)
-        return cls(encoder, Labels.of_model(model, options.labels), options)
-
-    @property
-    def notes(self) -> list[str]:
-        return self.encoder.notes
 
     def encode(self, row: Mapping[str, Any], number: int) -> EncodedText:
         text = text_of(row, "text")
@@ -66,11 +47,6 @@ class SequenceClassification(Task[EncodedText]):
         return EncodedText(number, length, features, label)
 
     def collate(self, examples: Sequence[EncodedText]) -> Batch:
-        inputs = self.encoder.pad([example.features for example in examples])
         labels = [example.label for example in examples]
-        return Batch(
-            inputs,
-            [example.number for example in examples],
-            None if None in labels else torch.tensor(labels),
-            [inputs["attention_mask"].bool()],
-        )
+        targets = None if None in labels else torch.tensor(labels)
+        return self.pad(examples, [example.features for example in examples], targets)

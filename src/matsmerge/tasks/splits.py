@@ -2,11 +2,14 @@
 
 import random
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from matsmerge.data.datasets_library import LazyRows
+from matsmerge.data.row_problems import refuse
 from matsmerge.data.rows import Data, read_data
 from matsmerge.errors import DataError, closest
 from matsmerge.tasks.task_file import TaskFile
@@ -20,41 +23,43 @@ def read_split(task: TaskFile, split: str | None = None) -> Data:
 
     Splits that are made from one source never share a row, and are the same every time.
     """
-    data = _with_fields(_read(task, split), task)
-    return replace(data, split=split or task.split)
+    split = split or task.split
+    return replace(_with_fields(_read(task, split), task), split=split)
 
 
 def _read(task: TaskFile, split: str | None) -> Data:
-    name, source = task.name or "the task", task.data
-    split = split or task.split
+    name, source = task.title, task.data
     if source is None:
         raise DataError(f"{name}: names no data; add a line data: FILE")
-    if isinstance(source, Mapping):
-        if task.splits is not None:
-            raise DataError(f"{name}: has a source for each split, and splits: too; leave out one")
-        if split is None:
-            raise DataError(f"{name}: has data for {', '.join(source)}; say which split to use")
-        if split not in source:
-            raise DataError(
-                f"{name}: has no data for the split '{split}', only {', '.join(source)}"
-            )
-        return read_data(source[split])
-    if task.splits is None:
+    if isinstance(source, str) and task.splits is None:
         return read_data(source, split=split)
+    if isinstance(source, Mapping) and task.splits is not None:
+        raise DataError(f"{name}: has a source for each split, and splits: too; leave out one")
+    known: Mapping[str, Any] = source if isinstance(source, Mapping) else task.splits or {}
     if split is None:
-        raise DataError(f"{name}: has the splits {', '.join(task.splits)}; say which one to use")
-    if split not in task.splits:
-        raise DataError(f"{name}: has no split '{split}', only {', '.join(task.splits)}")
-    size = task.splits[split]
-    if isinstance(size, str):
-        return _read_named(name, source, task, split)
-    data = read_data(source)
-    return _chosen(data, split, _cut(name, len(data), task.splits, task.seed)[split])
+        raise DataError(f"{name}: has the splits {', '.join(known)}; say which one to use")
+    if split not in known:
+        raise DataError(f"{name}: has no split '{split}', only {', '.join(known)}")
+    if isinstance(source, Mapping):
+        return read_data(source[split])
+    if isinstance(known[split], str):
+        data, part = _named_part(name, source, known, split)
+    else:
+        data = read_data(source)
+        part = _cut(name, len(data), known)[split]
+    if part is None:
+        return data
+    order = list(range(len(data)))
+    random.Random(task.seed).shuffle(order)
+    rows = LazyRows(len(part), lambda i: data.rows[order[part[i]]])
+    return replace(data, name=f"{data.name} ({split})", rows=rows)
 
 
-def _read_named(name: str, source: str, task: TaskFile, split: str) -> Data:
-    """A split of the source, or a part of one, of which no row is in another part."""
-    parts = {s: _part(name, s, str(wanted)) for s, wanted in (task.splits or {}).items()}
+def _named_part(
+    name: str, source: str, splits: Mapping[str, str], split: str
+) -> tuple[Data, range | None]:
+    """A split of the source, and which part of it is meant, of which no row is in another part."""
+    parts = {s: _part(name, s, wanted) for s, wanted in splits.items()}
     whole, _ = parts[split]
     data = read_data(source, split=whole)
     slices = {s: part for s, (of, part) in parts.items() if of == whole}
@@ -62,7 +67,7 @@ def _read_named(name: str, source: str, task: TaskFile, split: str) -> Data:
         same = [s for s in slices if s in _APART]
         if len(same) > 1 and split in same:
             raise DataError(f"{name}: splits: {' and '.join(same)} are all of '{whole}'; use parts")
-        return data
+        return data, None
     ranges = {s: range(len(data))[part or slice(None)] for s, part in slices.items()}
     chosen = ranges[split]
     problems = [
@@ -72,16 +77,8 @@ def _read_named(name: str, source: str, task: TaskFile, split: str) -> Data:
     ]
     if not chosen:
         problems.append(f"{name}: splits: of {len(data)} rows none is left for {split}")
-    if problems:
-        raise DataError(problems)
-    order = _shuffled(len(data), task.seed)
-    return _chosen(data, split, [order[n] for n in chosen])
-
-
-def _chosen(data: Data, split: str, numbers: Sequence[int]) -> Data:
-    """The rows with these numbers."""
-    rows = LazyRows(len(numbers), lambda i: data.rows[numbers[i]])
-    return replace(data, name=f"{data.name} ({split})", rows=rows)
+    refuse(problems)
+    return data, chosen
 
 
 def _part(name: str, split: str, wanted: str) -> tuple[str, slice | None]:
@@ -97,42 +94,25 @@ def _part(name: str, split: str, wanted: str) -> tuple[str, slice | None]:
     return wanted, None
 
 
-def _cut(name: str, num_rows: int, sizes: Mapping[str, Any], seed: int) -> dict[str, list[int]]:
-    """Row numbers of each split."""
-    problems = []
-    counts: dict[str, int] = {}
-    for split, size in sizes.items():
-        is_share = isinstance(size, float)
-        if size <= 0 or (is_share and size > 1):
-            problems.append(
-                f"{name}: splits: {split} is {size}; expected a share up to 1.0 or a number of rows"
-            )
-        counts[split] = int(size * num_rows) if is_share else int(size)
+def _cut(name: str, num_rows: int, sizes: Mapping[str, float | int]) -> dict[str, range]:
+    """Which rows each split gets."""
+    refuse(
+        f"{name}: splits: {split} is {size}; expected a share up to 1.0 or a number of rows"
+        for split, size in sizes.items()
+        if not 0 < size <= (1 if isinstance(size, float) else sys.maxsize)
+    )
+    counts = {s: int(n * num_rows) if isinstance(n, float) else n for s, n in sizes.items()}
     # Shares that sum to one leave no row over.
-    are_shares = not problems and all(isinstance(s, float) for s in sizes.values())
+    are_shares = all(isinstance(size, float) for size in sizes.values())
     if are_shares and abs(sum(sizes.values()) - 1) < 1e-9:
         counts[next(iter(counts))] += num_rows - sum(counts.values())
-    if not problems and sum(counts.values()) > num_rows:
-        problems.append(
-            f"{name}: splits: {sum(counts.values())} rows in all, and the data has {num_rows}"
-        )
-    empty = [split for split, count in counts.items() if count < 1]
-    if empty and not problems:
-        problems.append(f"{name}: splits: of {num_rows} rows none is left for {', '.join(empty)}")
-    if problems:
-        raise DataError(problems)
-    order = _shuffled(num_rows, seed)
-    result, start = {}, 0
-    for split, count in counts.items():
-        result[split] = order[start : start + count]
-        start += count
-    return result
-
-
-def _shuffled(num_rows: int, seed: int) -> list[int]:
-    order = list(range(num_rows))
-    random.Random(seed).shuffle(order)
-    return order
+    total = sum(counts.values())
+    if total > num_rows:
+        raise DataError(f"{name}: splits: {total} rows in all, and the data has {num_rows}")
+    if empty := [split for split, count in counts.items() if count < 1]:
+        raise DataError(f"{name}: splits: of {num_rows} rows none is left for {', '.join(empty)}")
+    stops = accumulate(counts.values())
+    return {s: range(stop - counts[s], stop) for s, stop in zip(counts, stops, strict=True)}
 
 
 def _with_fields(data: Data, task: TaskFile) -> Data:
@@ -149,8 +129,7 @@ def _with_fields(data: Data, task: TaskFile) -> Data:
         if first not in data.columns:
             near = closest(first, data.columns)
             problems.append(f"{data.name}: has no column '{first}', where '{field}' is{near}")
-    if problems:
-        raise DataError(problems)
+    refuse(problems)
     if not task.fields and not names:
         return data
 

@@ -5,12 +5,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor, nn
 
 from matsmerge.data.image_files import image_source
-from matsmerge.data.row_problems import Problems
+from matsmerge.data.labels import Labels
+from matsmerge.data.row_problems import Problems, refuse
 from matsmerge.data.rows import Data
 from matsmerge.data.template import Wordings
 from matsmerge.errors import DataError, closest
@@ -47,13 +48,49 @@ class Encoded:
 E = TypeVar("E", bound=Encoded)
 
 
-class Task(ABC, Generic[E]):
+class RowReader(ABC, Generic[E]):
+    """How rows of data become examples, and these a batch."""
+
+    kind: str  # the name of its kind of task in task files and options
+    options: TaskOptions
+
+    required: ClassVar[tuple[str, ...]]  # columns
+    optional: ClassVar[tuple[str, ...]] = ()
+    targets: ClassVar[str | None] = None  # the required column that may lack if none are needed
+    prompt: ClassVar[str | None] = None  # the column that a template fills
+    images: ClassVar[tuple[str, ...]] = ()  # columns whose texts are paths of images
+
+    @abstractmethod
+    def encode(self, row: Mapping[str, Any], number: int) -> E:
+        """Check a row, whose columns have the task's names, and turn it into numbers.
+
+        What is wrong is said without naming the row.
+        """
+
+    @abstractmethod
+    def collate(self, examples: Sequence[E]) -> Batch:
+        """Examples as one batch, padded to the longest."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know of how examples are encoded, so far."""
+        return []
+
+    def missing_columns(self, found: set[str]) -> list[str]:
+        """Which columns of the task are needed but not among those found."""
+        unneeded = set() if self.options.need_targets else {self.targets}
+        return [name for name in self.required if name not in found | unneeded]
+
+    def prompt_column(self, found: set[str]) -> str | None:  # noqa: ARG002
+        """The column that a template fills, given those found in the data."""
+        return self.prompt
+
+
+class Task(RowReader[E]):
     """One kind of task: all that is known of the kind is in its class, an object is for one model.
 
     A kind is one file with a subclass, and one line in `tasks/kinds.py`.
     """
-
-    kind: ClassVar[str]  # its name in task files and options
 
     # Which models are for it.
     auto_class: ClassVar[str]  # the class of transformers that loads them
@@ -62,13 +99,8 @@ class Task(ABC, Generic[E]):
     main_input: ClassVar[str | None] = None  # of encoders that do it with a linear head from a file
     has_classes: ClassVar[bool] = False  # the model has a head for the classes of the task
 
-    # Its data.
-    required: ClassVar[tuple[str, ...]]  # columns
-    optional: ClassVar[tuple[str, ...]] = ()
-    targets: ClassVar[str | None] = None  # the required column that may lack if none are needed
-    prompt: ClassVar[str | None] = None  # the column that a template fills
-    images: ClassVar[tuple[str, ...]] = ()  # columns whose texts are paths of images
-    files: ClassVar[tuple[str, ...]]  # patterns, one of which `for_model` looks for
+    # What its files say.
+    files: ClassVar[tuple[str, ...]]  # patterns, one of which is of its tokenizer or processor
     labels_name_choices: ClassVar[bool] = False  # `labels:` is what the data calls the choices
     templates_name_classes: ClassVar[bool] = False  # a template is about classes: they make a head
 
@@ -77,12 +109,16 @@ class Task(ABC, Generic[E]):
     writes_text: ClassVar[bool] = False  # the answer is text, and not one of some classes
     measure: ClassVar[str] = "accuracy"  # what `validation_values` are
 
-    options: TaskOptions
+    def __init__(self, model: nn.Module, folder: Path, options: TaskOptions) -> None:  # noqa: ARG002
+        """The task as this model does it; its tokenizer or image processor is in the folder."""
+        self.options = options
+        if self.has_classes:
+            self.labels = Labels.of_model(model, options.labels)
 
     @classmethod
     def is_for(cls, config: Any) -> bool:
         """Does a model's configuration say that it was made for this kind?"""
-        return architecture_of(config).endswith(cls.architectures) if cls.architectures else False
+        return architecture_of(config).endswith(cls.architectures)
 
     @classmethod
     def model_kind(cls, config: Any) -> "type[Task[Any]]":  # noqa: ARG003
@@ -101,22 +137,6 @@ class Task(ABC, Generic[E]):
                 "'weight' (classes, size) and optionally 'bias'"
             )
         return auto_class
-
-    @classmethod
-    @abstractmethod
-    def for_model(cls, model: nn.Module, folder: Path, options: TaskOptions) -> Self:
-        """The task as this model does it; its tokenizer or image processor is in the folder."""
-
-    @abstractmethod
-    def encode(self, row: Mapping[str, Any], number: int) -> E:
-        """Check a row, whose columns have the task's names, and turn it into numbers.
-
-        What is wrong is said without naming the row.
-        """
-
-    @abstractmethod
-    def collate(self, examples: Sequence[E]) -> Batch:
-        """Examples as one batch, padded to the longest."""
 
     def predict(self, model: nn.Module, batch: Batch) -> Prediction:
         """Run the model."""
@@ -137,20 +157,6 @@ class Task(ABC, Generic[E]):
         """An example as the task that it is trained as has it."""
         return example
 
-    @property
-    def notes(self) -> list[str]:
-        """What the user should know of how examples are encoded, so far."""
-        return []
-
-    def missing_columns(self, found: set[str]) -> list[str]:
-        """Which columns of the task are needed but not among those found."""
-        unneeded = set() if self.options.need_targets else {self.targets}
-        return [name for name in self.required if name not in found | unneeded]
-
-    def prompt_column(self, found: set[str]) -> str | None:  # noqa: ARG002
-        """The column that a template fills, given those found in the data."""
-        return self.prompt
-
 
 def has_any(folder: Path, patterns: Sequence[str]) -> bool:
     """Is there a file of one of these patterns in the folder?"""
@@ -163,7 +169,7 @@ def on_device_of(logits: Tensor, targets: Tensor | None) -> Tensor | None:
 
 
 def encode_all(
-    task: Task[E],
+    task: RowReader[E],
     data: Data,
     columns: Mapping[str, str] | None = None,
     numbers: Sequence[int] | None = None,
@@ -192,13 +198,12 @@ def encode_all(
             encoded.append(task.encode(own, number))
         except DataError as error:
             problems.add(*(f"{data.name}: row {number + 1}: {p}" for p in error.problems))
-    if problems:
-        raise DataError(problems.shown)
+    problems.refuse()
     return encoded
 
 
 def _choose_columns(
-    task: Task[Any], data: Data, columns: Mapping[str, str], wordings: Wordings | None
+    task: RowReader[Any], data: Data, columns: Mapping[str, str], wordings: Wordings | None
 ) -> tuple[dict[str, str], str | None]:
     """The data's column for each of the task's that is there; and the one that wordings fill."""
     names = (*task.required, *task.optional)
@@ -228,6 +233,5 @@ def _choose_columns(
             f"Its columns are {', '.join(data.columns)}; "
             f"say which one it is with --columns {name}={near[0] if near else '...'}"
         )
-    if problems:
-        raise DataError(problems)
+    refuse(problems)
     return {name: source for name, source in sources.items() if name in found}, prompt

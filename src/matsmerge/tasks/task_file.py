@@ -2,9 +2,16 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from matsmerge.data.template import Wording, Wordings
 from matsmerge.errors import DataError, closest
@@ -45,6 +52,21 @@ class TaskFile(BaseModel):
     metrics: list[str] | None = Field(default=None, min_length=1)  # the first is what is tuned for
     generate: int | None = Field(default=None, ge=1, le=MOST_AT_ONCE)  # tokens of an answer
 
+    @field_validator("task")
+    @classmethod
+    def _known(cls, task: str | None) -> str | None:
+        if task is not None and task not in TASKS:
+            raise ValueError(f"there is no task '{task}'{closest(task, TASKS)}")
+        return task
+
+    @model_validator(mode="after")
+    def _with_valid_templates(self) -> Self:
+        try:
+            self.wordings  # noqa: B018  says what is wrong with them
+        except DataError as error:
+            raise ValueError(str(error)) from error
+        return self
+
     def options(self, *, need_targets: bool = True) -> TaskOptions:
         """What of it concerns encoding."""
         prompts = tuple(w.text for w in self._wordings) if self._is_about_classes else ()
@@ -60,7 +82,7 @@ class TaskFile(BaseModel):
     @property
     def kind(self) -> TaskKind | None:
         """The kind that it names."""
-        return None if self.task is None else TASKS.get(self.task)
+        return None if self.task is None else TASKS[self.task]
 
     @property
     def _is_about_classes(self) -> bool:
@@ -96,42 +118,19 @@ def read_task_file(path: str | Path) -> TaskFile:
     if not isinstance(content, Mapping):
         raise DataError(f"{path}: expected a mapping with keys such as 'task' and 'data'")
     try:
-        task_file = TaskFile.model_validate(content)
+        file = TaskFile.model_validate(content)
     except ValidationError as error:
-        raise DataError(
-            [f"{path}: {problem}" for problem in problems_of(error, TaskFile)]
-        ) from error
-    if task_file.task is not None and task_file.task not in TASKS:
-        raise DataError(
-            f"{path}: there is no task '{task_file.task}'{closest(task_file.task, TASKS)}"
-        )
-    if task_file.choices is not None and task_file.template is None:
+        raise DataError([f"{path}: {p}" for p in problems_of(error, TaskFile)]) from error
+    if file.choices is not None and file.template is None:
         raise DataError(f"{path}: choices go with a template; without one they are a column")
-    task_file.wordings  # noqa: B018  says what is wrong with the templates
-    beside: dict[str, Any] = {"name": task_file.name or path.stem}
+    beside: dict[str, Any] = {"name": file.name or path.stem}
     for key in ("data", "head", "tokenizer"):
-        value = getattr(task_file, key)
+        value = getattr(file, key)
         if isinstance(value, str):
             beside[key] = _beside(path, value)
         elif value is not None:
             beside[key] = {split: _beside(path, source) for split, source in value.items()}
-    return task_file.model_copy(update=beside)
-
-
-def parse_columns(text: str) -> dict[str, str]:
-    """`{"text": "sentence", "label": "gold"}` from `"text=sentence,label=gold"`."""
-    columns: dict[str, str] = {}
-    for part in text.split(","):
-        name, equals, source = (piece.strip() for piece in part.partition("="))
-        if not (name and equals and source):
-            raise DataError(
-                f"--columns '{text}': expected names as in text=sentence,label=gold, "
-                f"found '{part.strip()}'"
-            )
-        if name in columns:
-            raise DataError(f"--columns '{text}': '{name}' is given twice")
-        columns[name] = source
-    return columns
+    return file.model_copy(update=beside)
 
 
 def _beside(path: Path, name: str) -> str:

@@ -1,8 +1,7 @@
 """Text to token ids with a model's own tokenizer, and ids to padded tensors."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import quoted
-from matsmerge.optional_import import import_optional
+from matsmerge.models.pretrained import read_with, refusing_panics
 from matsmerge.tasks.task import has_any
 
 Ids = list[int]
@@ -136,7 +134,7 @@ class TextEncoder:
 
     def _tokenize(self, text: Any, pair: Any = None, **options: Any) -> Any:
         options = {"truncation": False, "verbose": False} | options
-        with _refusing_panics():
+        with refusing_panics():
             return self.tokenizer(text, pair, **options)
 
     def _cut(self, text: Any, limit: int, *, from_end: bool | None = None) -> Any:
@@ -188,30 +186,7 @@ def load_tokenizer(folder: Path) -> Any:
             f"{folder}: has no tokenizer (such as tokenizer.json); "
             "say where it is with --tokenizer FOLDER"
         )
-    transformers = import_optional("transformers")
-    try:
-        with _refusing_panics():
-            return transformers.AutoTokenizer.from_pretrained(
-                str(folder), trust_remote_code=False, local_files_only=True
-            )
-    except DataError:
-        raise
-    except Exception as error:  # damaged files, unknown classes, missing packages
-        raise DataError(f"{folder}: the tokenizer cannot be read ({first_line(error)})") from error
-
-
-@contextmanager
-def _refusing_panics() -> Iterator[None]:
-    """Turn a panic of the tokenizers library, which is no `Exception`, into a `DataError`."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise DataError(
-            f"the tokenizer is damaged: the tokenizers library gave up ({first_line(error)}); "
-            "take its files from where the model came from"
-        ) from error
+    return read_with("AutoTokenizer", folder, f"{folder}: the tokenizer")
 
 
 def num_positions(model: nn.Module) -> int | None:

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from matsmerge.data.labels import Labels
 from matsmerge.data.row_values import list_of, texts_of
 from matsmerge.errors import DataError
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.prediction import IGNORED
-from matsmerge.tasks.task import Encoded, Task, TaskOptions
-from matsmerge.tasks.text_encoder import TOKENIZER_FILES, Ids, TextEncoder, pad_ids
+from matsmerge.tasks.task import Encoded, TaskOptions
+from matsmerge.tasks.text_encoder import Ids, pad_ids
+from matsmerge.tasks.text_task import TextTask
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class EncodedWords(Encoded):
     targets: list[int] | None
 
 
-class TokenClassification(Task[EncodedWords]):
+class TokenClassification(TextTask[EncodedWords]):
     """Columns `tokens`, a list of words, and `labels`, as many numbers or names of classes.
 
     Labels are used wherever there are any: which tokens are predicted is in them too.
@@ -37,25 +37,15 @@ class TokenClassification(Task[EncodedWords]):
     has_classes = True
     required = ("tokens", "labels")
     targets = "labels"
-    files = TOKENIZER_FILES
 
-    def __init__(self, encoder: TextEncoder, labels: Labels, options: TaskOptions) -> None:
-        self.encoder = encoder
-        self.labels = labels
-        self.options = options
+    def __init__(self, model: nn.Module, folder: Path, options: TaskOptions) -> None:
+        super().__init__(model, folder, options)
         self._incomplete: set[int] = set()  # numbers of examples
-
-    @classmethod
-    def for_model(
-        cls, model: nn.Module, folder: Path, options: TaskOptions
-    ) -> "TokenClassification":
-        encoder = TextEncoder.for_model(model, folder, options.max_length)
-        if not encoder.tokenizer.is_fast:
+        if not self.encoder.tokenizer.is_fast:
             raise DataError(
                 f"{folder}: its tokenizer does not say which tokens belong to which word; "
                 "expected one with a tokenizer.json"
             )
-        return cls(encoder, Labels.of_model(model, options.labels), options)
 
     @property
     def notes(self) -> list[str]:
@@ -86,14 +76,9 @@ class TokenClassification(Task[EncodedWords]):
         return EncodedWords(number, len(word_ids), features, targets)
 
     def collate(self, examples: Sequence[EncodedWords]) -> Batch:
-        inputs = self.encoder.pad([example.features for example in examples])
-        targets = [example.targets for example in examples if example.targets is not None]
-        return Batch(
-            inputs,
-            [example.number for example in examples],
-            pad_ids(targets, IGNORED) if len(targets) == len(examples) else None,
-            [inputs["attention_mask"].bool()],
-        )
+        found = [example.targets for example in examples if example.targets is not None]
+        targets = pad_ids(found, IGNORED) if len(found) == len(examples) else None
+        return self.pad(examples, [example.features for example in examples], targets)
 
     def _classes(self, row: Mapping[str, Any], num_words: int) -> list[int]:
         values = list_of(row, "labels")

@@ -57,7 +57,7 @@ def test_every_model_on_every_task(place: Path) -> None:
         alone = {
             model: evaluate_one(loaded, data, file)
             for model in "abc"
-            for loaded in [load_model(place / model, task=file.task)]
+            for loaded in [load_model(place / model, TaskFile(task=file.task))]
         }
         for model in "ab":
             assert found.scores[model][name] == alone[model].scores(["accuracy", "loss"])
@@ -172,13 +172,16 @@ def test_adapters_share_their_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(loads) == 1
     for model in "ab":
         for task in tasks:
-            loaded = load_model(tmp_path / model, task=task.task, options=task.options())
+            loaded = load_model(tmp_path / model, task)
             data = read_split(task)
             alone = evaluate_one(loaded, data, task)
             mine = found.outcomes[model][str(task.name)]
             assert mine.losses().tolist() == pytest.approx(alone.losses().tolist(), rel=1e-5)
     assert found.models["a"]["base"] == found.models["b"]["base"]
     assert found.models["a"]["fingerprint"] != found.models["b"]["fingerprint"]
+    texts = TaskFile(name="x", data=str(tmp_path / "d.jsonl"), columns={"target": "input"})
+    with pytest.raises(DataError, match="which the task seq2seq has none of"):
+        evaluate([tmp_path / "a", tmp_path / "b"], [texts], ensemble=True)
 
 
 def test_everything_that_is_wrong_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +196,7 @@ def test_everything_that_is_wrong_at_once(place: Path, monkeypatch: pytest.Monke
     assert len(caught.value.problems) == 3
     for part in (
         "no metric 'acuracy'",
-        "no data for the split 'test', only train",
+        "has no split 'test', only train",
         "none: no such",
     ):
         assert part in str(caught.value)

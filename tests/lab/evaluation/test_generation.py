@@ -118,7 +118,7 @@ def test_the_prompt_does_not_depend_on_the_target(tmp_path: Path) -> None:
     _, _, folder = make("gpt2", tmp_path)
     file = TaskFile(name="x", generate=20, max_length=16)
     rows = [{"input": " ".join("abcdefghijklmnop"), "target": t} for t in ("a", "a b c d e f g h")]
-    loaded = load_model(folder, options=file.options())
+    loaded = load_model(folder, file)
     short, long = evaluate(loaded, write_rows(tmp_path / "d.jsonl", rows), file).answers
     assert short.prediction == long.prediction
     # Of 32 positions, 20 are for the answer.

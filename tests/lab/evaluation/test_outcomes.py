@@ -1,13 +1,11 @@
 """Outcomes kept on disk, ensembles of them, and tables of results."""
 
-import io
 import json
 import math
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from matsmerge.errors import DataError
 from matsmerge.lab.evaluation.ensemble import ensemble
@@ -51,11 +49,8 @@ def test_lines_keep_every_digit() -> None:
 def test_what_an_outcome_lacks() -> None:
     texts = Outcome("x", "seq2seq", None, "0", [Answer(0, "a", "a"), Answer(1, "b", "c")])
     assert texts.score("exact_match").value == 0.5
-    for metric, message in (("accuracy", "no probabilities"), ("loss", "no losses")):
-        with pytest.raises(DataError, match=message):
-            texts.score(metric)
-    with pytest.raises(DataError, match="no generated texts"):
-        outcome([[0.5, 0.5]], [0]).score("exact_match")
+    with pytest.raises(DataError, match="no probabilities"):
+        texts.score("accuracy")
 
 
 def test_ensemble_by_hand() -> None:
@@ -92,33 +87,11 @@ def test_certainly_wrong_is_finite() -> None:
     assert 80 < loss < math.inf
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"task": "y"}, "different tasks cannot be averaged: x and y"),
-        ({"data": "e" * 64}, "different data cannot be averaged"),
-        ({"split": "train"}, "different splits"),
-        ({"kind": "multiple_choice"}, "different kinds of task"),
-    ],
-)
-def test_ensembles_are_of_one_thing(changes: dict[str, Any], message: str) -> None:
-    a, b = outcome([[0.5, 0.5]], [0]), outcome([[0.5, 0.5]], [0], **changes)
-    with pytest.raises(DataError, match=message):
-        ensemble([a, b])
-
-
 def test_ensembles_need_the_same_classes() -> None:
     a = outcome([[0.5, 0.5]], [0])
     for other in (outcome([[0.5, 0.2, 0.3]], [0]), outcome([[0.5, 0.5]], [1])):
         with pytest.raises(DataError, match="row 1: the models differ in its classes or its label"):
             ensemble([a, other])
-    with pytest.raises(DataError, match="numbers of examples"):
-        ensemble([a, outcome([[0.5, 0.5]] * 2, [0, 0])])
-    texts = Outcome("x", "seq2seq", None, "0", [Answer(0, loss=1.0)])
-    with pytest.raises(DataError, match="which the task seq2seq has none of"):
-        ensemble([texts, texts])
-    with pytest.raises(DataError, match="at least one model"):
-        ensemble([])
 
 
 PERCENT = Reading()
@@ -216,9 +189,6 @@ def test_tables() -> None:
     alone = results(tasks=one, scores={"m": {"sst2": {"accuracy": Score(0.8, 0.03)}}})
     assert alone.cells() == (["model", "sst2"], [["m", "80.0 ± 3.0"]])
     assert alone.title == "accuracy in percent ± standard error"
-    console = Console(width=200, record=True, file=io.StringIO())
-    console.print(results())
-    assert "55.0 ± 2.5" in console.export_text()
 
 
 def test_results_side_by_side() -> None:

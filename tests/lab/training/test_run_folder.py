@@ -8,7 +8,7 @@ from damaged_files import mutated_texts
 
 from matsmerge.errors import OutputError
 from matsmerge.lab.training import run_folder
-from matsmerge.lab.training.run_folder import RunFolder, check_target, move_state, read_state
+from matsmerge.lab.training.run_folder import RunFolder, move_state, read_state
 
 
 def checkpoint(folder: RunFolder, step: int, state: str = "{}") -> Path:
@@ -19,37 +19,38 @@ def checkpoint(folder: RunFolder, step: int, state: str = "{}") -> Path:
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path: Path) -> None:
-    first, second = RunFolder(tmp_path / "out"), RunFolder(tmp_path / "out")
-    first.open({"a": 1}, resume=False)
+    first, second = RunFolder(tmp_path / "out"), RunFolder(tmp_path / "out", resume=True)
+    first.open({"a": 1})
     with pytest.raises(OutputError, match="another training is writing it"):
-        second.open({"a": 1}, resume=True)
+        second.open({"a": 1})
     assert (first.path / "run.json").exists()
     first.close()
     assert not first.path.exists()
-    assert second.open({"a": 1}, resume=False) is None
+    assert second.open({"a": 1}) is None
     second.close()
 
 
 def test_the_last_complete_checkpoint(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "out")
-    folder.open({"a": 1, "b": 2}, resume=False)
+    folder.open({"a": 1, "b": 2})
     checkpoint(folder, 90)
     newest = checkpoint(folder, 100)
     torn = checkpoint(folder, 110, "{")
     (folder.path / "checkpoint-120").mkdir()
     folder.output.mkdir()
     folder.close()
-    again = RunFolder(tmp_path / "out")
+    again = RunFolder(tmp_path / "out", resume=True)
     with pytest.raises(OutputError, match=r"b was 2 and is 3;.*--overwrite"):
-        again.open({"a": 1, "b": 3}, resume=True)
-    assert again.open({"a": 1, "b": 2}, resume=True) == newest
+        again.open({"a": 1, "b": 3})
+    assert again.open({"a": 1, "b": 2}) == newest
     assert not torn.exists()
     assert not again.output.exists()
     assert read_state(newest) == {}
     again.close()
-    assert again.open({"a": 1, "b": 3}, resume=False) is None
-    assert json.loads((again.path / "run.json").read_text()) == {"a": 1, "b": 3}
-    again.close()
+    anew = RunFolder(tmp_path / "out", overwrite=True)
+    assert anew.open({"a": 1, "b": 3}) is None
+    assert json.loads((anew.path / "run.json").read_text()) == {"a": 1, "b": 3}
+    anew.close()
 
 
 def test_the_output_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_the_output_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     target.mkdir()
     (target / "old").write_text("old")
     folder = RunFolder(target)
-    folder.open({}, resume=False)
+    folder.open({})
     folder.output.mkdir()
     (folder.output / "training.json").write_text("{}")
     (folder.output / "weights").write_text("")
@@ -75,10 +76,11 @@ def test_targets(tmp_path: Path) -> None:
         ("file", "holds no training of ours"),
         ("file/out", "cannot be written to"),
         ("link", "is not the name of a folder"),
+        ("/", "is not the name of a folder"),
     ):
         with pytest.raises(OutputError, match=message):
-            check_target(tmp_path / name, {}, overwrite=True, resume=False)
-    check_target(tmp_path / "a" / "b", {}, overwrite=False, resume=False)
+            RunFolder(tmp_path / name, overwrite=True).check()
+    RunFolder(tmp_path / "a" / "b").check()
 
 
 def test_damaged_runs(tmp_path: Path) -> None:
@@ -90,14 +92,14 @@ def test_damaged_runs(tmp_path: Path) -> None:
     for number, content in enumerate((identity, state)):
         for what, text in mutated_texts(content):
             folder = RunFolder(tmp_path / "out")
-            folder.open(identity, resume=False)
+            folder.open(identity)
             path = checkpoint(folder, 90, json.dumps(state))
             damaged = [folder.path / "run.json", path / "trainer_state.json"][number]
             damaged.write_bytes(text)
             folder.close()
-            again = RunFolder(tmp_path / "out")
+            again = RunFolder(tmp_path / "out", resume=True)
             try:
-                last = again.open(identity, resume=True)
+                last = again.open(identity)
                 if last is not None:
                     move_state(last)
             except OutputError:
@@ -110,13 +112,13 @@ def test_damaged_runs(tmp_path: Path) -> None:
 
 def test_a_kill_while_a_run_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = RunFolder(tmp_path / "out")
-    folder.open({"a": 1}, resume=False)
+    folder.open({"a": 1})
     newest = checkpoint(folder, 100)
     folder.close()
-    again = RunFolder(tmp_path / "out")
+    again = RunFolder(tmp_path / "out", resume=True)
     with monkeypatch.context() as patch:
         patch.setattr(run_folder, "put_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            again.open({"a": 1}, resume=True)
+            again.open({"a": 1})
     again.close()
-    assert RunFolder(tmp_path / "out").open({"a": 1}, resume=True) == newest
+    assert RunFolder(tmp_path / "out", resume=True).open({"a": 1}) == newest

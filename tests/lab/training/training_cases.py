@@ -61,7 +61,7 @@ def accuracy(
 ) -> float:
     """One example at a time, as anybody would."""
     file = read_task_file(task)
-    loaded = load_model(folder, task=file.task, head=head, options=file.options())
+    loaded = load_model(folder, file, head=head)
     examples = encode_all(
         loaded.task, read_split(file, split), file.columns, wordings=file.wordings
     )

@@ -14,9 +14,7 @@ from matsmerge.lab.tuning.tuning_file import read_tuning_file
 
 
 def journal(path: Path) -> Journal:
-    found = Journal(path, "the search")
-    found.open(resume=True)
-    return found
+    return Journal(path, "the search", resume=True)
 
 
 @pytest.fixture

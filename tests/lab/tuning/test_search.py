@@ -297,14 +297,14 @@ def test_what_appeared_meanwhile_is_not_deleted(
 ) -> None:
     from matsmerge.lab.tuning import search as tuning
 
-    plain = tuning._write
+    plain = tuning._Search.write
 
     def late(*arguments: Any) -> None:
         plain(*arguments)
         (setting / "tuned").mkdir()
         (setting / "tuned" / "precious").touch()
 
-    monkeypatch.setattr(tuning, "_write", late)
+    monkeypatch.setattr(tuning._Search, "write", late)
     path = recipe(setting, "task_arithmetic")
     code, _, error = mats(
         "tune", path, *tasks(setting), "--search", "scale=0,1", "--out", setting / "tuned", "-q"

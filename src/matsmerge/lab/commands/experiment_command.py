@@ -1,18 +1,21 @@
 """`mats experiment`: suites of experiments, and `mats demo`, which is one of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from matsmerge.cli import display
-from matsmerge.cli.shared_options import RUNNING, Quiet
+from matsmerge.cli.display import Screen
+from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
+from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_COUNTED
 from matsmerge.optional_import import import_optional
 
 if TYPE_CHECKING:
+    from matsmerge.lab.experiments.score_tables import Table
     from matsmerge.lab.experiments.suite import Suite
     from matsmerge.lab.experiments.suite_results import SuiteResults
 
@@ -21,16 +24,38 @@ experiment = typer.Typer(
     no_args_is_help=True,
 )
 
-_Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        max=MOST_COUNTED,
-        help="Steps at once. Default: as many as there are cores.",
-        rich_help_panel=RUNNING,
-    ),
-]
 REPORT = "report.html"
+
+
+class Running(Options):
+    """How a suite runs."""
+
+    panel = RUNNING
+
+    workers: int | None = option(ge=1, le=MOST_COUNTED)
+    """Steps at once. Default: as many as there are cores."""
+
+
+class Restriction(Options):
+    """What of a suite to run, where, and with what."""
+
+    suite: str = argument(metavar="SUITE")
+    """A suite's name, or a YAML file."""
+
+    out: Path | None = option(short="-o", metavar="FOLDER")
+    """Folder. Default: runs/SUITE."""
+
+    seeds: str | None = option(metavar="NUMBERS")
+    """Only these, e.g. 0,1."""
+
+    variants: str | None = option(metavar="NAMES")
+    """Only these, e.g. full."""
+
+    base: Path | None = option(metavar="FOLDER")
+    """A local model instead of the suite's base."""
+
+    data: Path | None = option(metavar="FOLDER")
+    """Local data instead of the suite's: TASK.jsonl, or TASK/train.jsonl and so on."""
 
 
 @experiment.command("list")
@@ -43,37 +68,13 @@ def list_suites() -> None:
         suite = read_suite(path)
         needs = "packages" if suite.offline else "Hugging Face hub"
         rows.append((name, suite.title, ", ".join(suite.variants), str(len(suite.seeds)), needs))
-    display.show_table(("suite", "what it is", "variants", "seeds", "needs"), rows)
-    display.stdout.print("run one with: mats experiment run SUITE")
+    Screen().table(("suite", "what it is", "variants", "seeds", "needs"), rows)
+    Screen().say("run one with: mats experiment run SUITE")
 
 
 @experiment.command()
-def run(
-    suite: Annotated[str, typer.Argument(help="A suite's name, or a YAML file.", metavar="SUITE")],
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", "-o", help="Folder. Default: runs/SUITE.", metavar="FOLDER"),
-    ] = None,
-    seeds: Annotated[
-        str | None, typer.Option(help="Only these, e.g. 0,1.", metavar="NUMBERS")
-    ] = None,
-    variants: Annotated[
-        str | None, typer.Option(help="Only these, e.g. full.", metavar="NAMES")
-    ] = None,
-    base: Annotated[
-        Path | None,
-        typer.Option(help="A local model instead of the suite's base.", metavar="FOLDER"),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            help="Local data instead of the suite's: TASK.jsonl, or TASK/train.jsonl and so on.",
-            metavar="FOLDER",
-        ),
-    ] = None,
-    workers: _Workers = None,
-    quiet: Quiet = False,
-) -> None:
+@takes_options
+def run(asked: Restriction, running: Running, screen: Screen) -> None:
     """Run a suite. What an earlier run in the same folder has done is not done again.
 
     mats experiment run text-small
@@ -84,29 +85,25 @@ def run(
     from matsmerge.lab.experiments.suite_run import run_suite
     from matsmerge.lab.reports.paper_numbers import paper_column
 
-    found = restrict(find_suite(suite), seeds, variants)
+    found = _restrict(find_suite(asked.suite), asked.seeds, asked.variants)
     for column in found.paper.values():
         paper_column(column)  # that it is one is said before anything is done
-    folder = out or Path("runs") / found.name
-    import_optional("plotly")  # for the report at the end
-    with display.progress_bars(quiet=quiet) as bars:
-        results = run_suite(found, folder, base=base, data=data, num_workers=workers, progress=bars)
-    finish(results, folder, quiet=quiet)
+    folder = asked.out or Path("runs") / found.name
+    work = partial(run_suite, found, folder, base=asked.base, data=asked.data)
+    _run(partial(work, num_workers=running.workers), folder, screen)
 
 
 @experiment.command()
+@takes_options
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run that was interrupted.", metavar="FOLDER")],
-    workers: _Workers = None,
-    quiet: Quiet = False,
+    running: Running,
+    screen: Screen,
 ) -> None:
     """Continue a run where it was left."""
     from matsmerge.lab.experiments.suite_run import resume_suite
 
-    import_optional("plotly")  # for the report at the end
-    with display.progress_bars(quiet=quiet) as bars:
-        results = resume_suite(folder, num_workers=workers, progress=bars)
-    finish(results, folder, quiet=quiet)
+    _run(partial(resume_suite, folder, num_workers=running.workers), folder, screen)
 
 
 @experiment.command()
@@ -114,43 +111,55 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Two or more runs.", metavar="FOLDER...")],
 ) -> None:
     """Scores of runs side by side: what changed between them, and by how much."""
-    from matsmerge.errors import DataError
     from matsmerge.lab.experiments.score_tables import compare_runs
     from matsmerge.lab.experiments.suite_results import read_results
 
     if len(folders) < 2:
         raise DataError("give two runs or more to compare")
-    for title, header, rows in compare_runs({str(f): read_results(f) for f in folders}):
-        display.stdout.print(title, style="bold")
-        display.show_table(header, rows)
+    _show(compare_runs({str(f): read_results(f) for f in folders}), Screen())
 
 
-def demo(
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Folder for everything.", metavar="FOLDER")
-    ] = Path("runs/demo"),
-    workers: _Workers = None,
-    quiet: Quiet = False,
-) -> None:
+class DemoFolder(Options):
+    """Where a demo goes."""
+
+    out: Path = option(Path("runs/demo"), short="-o", metavar="FOLDER")
+    """Folder for everything."""
+
+
+@takes_options
+def demo(folder: DemoFolder, running: Running, screen: Screen) -> None:
     """Merge four models of real tasks in seven ways, in a few minutes, and look at the result."""
     from matsmerge.lab.experiments.suite import find_suite
     from matsmerge.lab.experiments.suite_run import run_suite
 
     suite = find_suite("demo")
-    if not quiet:
-        display.stdout.print(f"{suite.title}. {suite.about}")
+    screen.say(f"{suite.title}. {suite.about}")
     begin = time.perf_counter()
+    _run(partial(run_suite, suite, folder.out, num_workers=running.workers), folder.out, screen)
+    screen.say(f"took {time.perf_counter() - begin:.0f} s")
+
+
+def _run(work: "Callable[..., SuiteResults]", folder: Path, screen: Screen) -> None:
+    """Do the work; then the table on the screen, the report in the folder."""
+    from matsmerge.lab.experiments.score_tables import score_tables
+    from matsmerge.lab.reports.report_files import Outputs, write_report
+
     import_optional("plotly")  # for the report at the end
-    with display.progress_bars(quiet=quiet) as bars:
-        results = run_suite(suite, out, num_workers=workers, progress=bars)
-    finish(results, out, quiet=quiet)
-    if not quiet:
-        display.stdout.print(f"took {time.perf_counter() - begin:.0f} s")
+    with screen.bars() as bars:
+        results = work(progress=bars)
+    write_report(folder, Outputs(page=folder / REPORT), overwrite=True)
+    _show(score_tables(results), screen)
+    screen.say(f"report: {folder / REPORT}")
 
 
-def restrict(suite: "Suite", seeds: str | None, variants: str | None) -> "Suite":
+def _show(tables: "Iterable[Table]", screen: Screen) -> None:
+    for title, header, rows in tables:
+        screen.say(title, style="bold")
+        screen.table(header, rows)
+
+
+def _restrict(suite: "Suite", seeds: str | None, variants: str | None) -> "Suite":
     """A suite with some of its seeds and variants."""
-    from matsmerge.errors import RecipeError, closest
     from matsmerge.lab.experiments.suite import make_suite
 
     content = suite.model_dump(mode="json", exclude_unset=True)
@@ -186,17 +195,3 @@ def _narrow(content: dict[str, Any], key: str, chosen: Sequence[Any]) -> None:
             study[key] = [value for value in study[key] if value in chosen]
             if not study[key]:
                 del studies[name]
-
-
-def finish(results: "SuiteResults", folder: Path, *, quiet: bool) -> None:
-    """The table on the screen, the report in the folder."""
-    from matsmerge.lab.experiments.score_tables import score_tables
-    from matsmerge.lab.reports.report_files import Outputs, write_report
-
-    write_report(folder, Outputs(page=folder / REPORT), overwrite=True)
-    if quiet:
-        return
-    for title, header, rows in score_tables(results):
-        display.stdout.print(title, style="bold")
-        display.show_table(header, rows)
-    display.stdout.print(f"report: {folder / REPORT}", soft_wrap=True)

@@ -1,17 +1,17 @@
 """`mats inspect --subspace`: the directions that matter to tasks, and what a merge did to them."""
 
-import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
-from matsmerge.cli import display
-from matsmerge.cli.display import number
+from matsmerge.cli.display import JsonScreen, Screen, number
+from matsmerge.cli.field_options import Options, option
+from matsmerge.errors import RecipeError
+from matsmerge.limits import MOST_RANK
 
 if TYPE_CHECKING:
     from matsmerge.lab.subspaces.subspace_findings import SubspaceView, TaskSpectrum
@@ -24,33 +24,52 @@ _MAX_COLUMNS = 4  # tasks side by side, beyond which only the lowest and the hig
 _HEAT = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 
 
-@dataclass(frozen=True)
-class Asked:
+class Subspaces(Options):
     """The options of `mats inspect` that are about subspaces."""
 
-    statistics: Sequence[str] = ()
-    models: Sequence[str] = ()
-    base: str | None = None
-    rank: int | None = None
-    energy: float | None = None
-    layers: Sequence[str] = ()
-    figure: Path | None = None
-    force: bool = False
+    panel = "Subspaces"
 
+    subspace: bool = False
+    """Show which directions of each layer's inputs matter to which task, how much tasks overlap,
+    and where a merged model is from its models. Statistics alone (one file, or two) show the first
+    two."""
+
+    statistics: list[str] = option([], metavar="FILE")
+    """A task's statistics, with Gram matrices. Repeatable. Default: what the merge was made with,
+    or statistics.safetensors beside each model."""
+
+    model: list[str] = option([], metavar="MODEL")
+    """The model of each file of statistics, in the same order. Repeatable. Default: what was
+    merged."""
+
+    base: str | None = option(metavar="MODEL")
+    """Show distances relative to how far each model is from this one. Default: the merge's base,
+    where its models are taken too."""
+
+    rank: int | None = option(ge=0, le=MOST_RANK)
+    """Directions of each subspace, at most."""
+
+    energy: float | None = None
+    """Or as many as hold this share of the trace. Default: 0.9."""
+
+    layers: list[str] = option([], metavar="PATTERN")
+    """Only modules or weights that match, e.g. 'encoder.*'. Repeatable."""
+
+    figure: Path | None = option(metavar="FILE")
+    """Draw it into a .png, .svg or .html file."""
+
+    force: bool = False
+    """Also with statistics of other models than these."""
+
+    @property
     def given(self) -> list[str]:
         """The options that were given."""
-        options = {"models": "--model"}
-        return [
-            options.get(name, f"--{name}")
-            for name, value in vars(self).items()
-            if not (value is None or value is False or value == ())
-        ]
+        fields = type(self).model_fields
+        return [f"--{name}" for name, value in self if value != fields[name].default]
 
 
-def inspect(path: str, other: str | None, asked: Asked, *, quiet: bool, as_json: bool) -> None:
+def inspect(path: str, other: str | None, asked: Subspaces, screen: JsonScreen) -> None:
     """Show the subspaces of statistics, or of a merged model's tasks and where it is in them."""
-    from matsmerge.checkpoints.source import local_path
-    from matsmerge.errors import RecipeError
     from matsmerge.lab.subspaces.subspace_findings import DEFAULT_ENERGY, SubspaceSize
     from matsmerge.lab.subspaces.subspace_inputs import open_merge, open_tasks
     from matsmerge.lab.subspaces.subspace_view import prepare_view
@@ -59,13 +78,13 @@ def inspect(path: str, other: str | None, asked: Asked, *, quiet: bool, as_json:
     if asked.rank is not None and asked.energy is not None:
         raise RecipeError("give either --rank or --energy: both say how large subspaces are")
     size = SubspaceSize(asked.rank, DEFAULT_ENERGY if asked.energy is None else asked.energy)
-    target = None if asked.figure is None else local_path(asked.figure)
+    target = asked.figure
     if target is not None:
-        from matsmerge.lab.reports.subspace_report import check_figure, write_figure
+        from matsmerge.lab.reports.report_files import check_figure, write_figure
 
         check_figure(target)
     if is_statistics_file(path):
-        if asked.models or asked.base is not None:
+        if asked.model or asked.base is not None:
             raise RecipeError(
                 f"{path}: holds statistics, and models are compared with a merged one; write "
                 "mats inspect MERGED --subspace --statistics FILE --model MODEL"
@@ -78,35 +97,26 @@ def inspect(path: str, other: str | None, asked: Asked, *, quiet: bool, as_json:
             "--statistics and the models it was made of with --model"
         )
     else:
-        merged, base, tasks = open_merge(path, asked.models, asked.statistics, asked.base)
+        merged, base, tasks = open_merge(path, asked.model, asked.statistics, asked.base)
     prepared = prepare_view(tasks, merged, base, size=size, layers=asked.layers, force=asked.force)
-    with display.progress_bars(quiet=quiet or as_json) as bars:
+    with screen.bars() as bars:
         view = prepared.run(bars)
     if target is not None:
         write_figure(view, target)
-    if as_json:
-        print(json.dumps(_content(view, path, tasks), indent=2))
-        return
-    _show(view)
-    if target is not None and not quiet:
-        display.stdout.print(f"figure in {target}", soft_wrap=True)
-
-
-def _show(view: "SubspaceView") -> None:
-    _show_layers(view)
+    if screen.as_json:
+        screen.result(_content(view, path, tasks))
+    _show_layers(view, screen)
     if len(view.tasks) > 1:
-        display.stdout.print()
-        _show_overlaps(view)
+        _show_overlaps(view, screen)
     if view.relative_to is not None:
-        display.stdout.print()
-        _show_distances(view)
+        _show_distances(view, screen)
     if view.skipped:
-        display.stdout.print()
-    for why, weights in view.skipped.items():
-        display.stdout.print(f"left out: {len(weights)} {why}", soft_wrap=True)
+        screen.say("", *(f"left out: {len(found)} {why}" for why, found in view.skipped.items()))
+    if target is not None and not screen.quiet:
+        screen.say(f"figure in {target}")
 
 
-def _show_layers(view: "SubspaceView") -> None:
+def _show_layers(view: "SubspaceView", screen: Screen) -> None:
     size = view.size
     held = f"{size.energy:.0%} of the trace" if size.rank is None else f"at most {size.rank}"
     title = f"inputs: effective rank (directions of the subspace: {held})"
@@ -119,41 +129,36 @@ def _show_layers(view: "SubspaceView") -> None:
         overlaps = number(layer.mean_overlap), number(layer.mean_at_random)
         rows.append((layer.name, str(len(layer.weights)), str(layer.dim), *cells, *overlaps))
     names = view.tasks if each else ("lowest", "highest")
-    display.show_table(("", "shared by", "dim", *names, "overlap", "at random"), rows, title)
+    screen.table(("", "shared by", "dim", *names, "overlap", "at random"), rows, title)
 
 
-def _show_overlaps(view: "SubspaceView") -> None:
+def _show_overlaps(view: "SubspaceView", screen: Screen) -> None:
     from matsmerge.lab.subspaces.subspace_findings import mean
 
-    table = Table(
-        title="overlap of subspaces, mean over layers",
-        title_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 1, 0, 0),
-        header_style="bold",
-    )
-    table.add_column("", overflow="fold")
-    for b in range(len(view.tasks)):
-        table.add_column(str(b + 1), justify="center", no_wrap=True)
-    table.add_column("at random", justify="right", no_wrap=True)
+    rows: list[tuple[str | Text, ...]] = []
     for a, name in enumerate(view.tasks):
-        others = [b for b in range(len(view.tasks)) if b != a]
-        expected = [view.overlap_at_random(a, b) for b in others]
+        expected = [view.overlap_at_random(a, b) for b in range(len(view.tasks)) if b != a]
         cells = [_heat_cell(view.overlap(a, b)) for b in range(len(view.tasks))]
-        table.add_row(Text(f"{a + 1} {name}"), *cells, number(mean(expected)))
-    display.print_table(table)
+        rows.append((f"{a + 1} {name}", *cells, number(mean(expected))))
+    screen.say("")
+    numbers = [Text(str(b + 1), justify="center") for b in range(len(view.tasks))]
+    screen.table(
+        ("", *numbers, "at random"),
+        rows,
+        "overlap of subspaces, mean over layers",
+        fold=False,
+    )
 
 
 def _heat_cell(value: float) -> Text:
     if math.isnan(value):
-        return Text("-")
+        return Text("-", justify="center")
     step = min(int(value * len(_HEAT)), len(_HEAT) - 1)
     ink = "#ffffff" if step < len(_HEAT) // 2 else "#000000"
-    return Text(f" {value:.2f} ", style=f"{ink} on {_HEAT[max(step, 0)]}")
+    return Text(f" {value:.2f} ", style=f"{ink} on {_HEAT[max(step, 0)]}", justify="center")
 
 
-def _show_distances(view: "SubspaceView") -> None:
+def _show_distances(view: "SubspaceView", screen: Screen) -> None:
     size = "|W - W_base|" if view.relative_to == "base" else "|W|"
     forms = {
         "inside": "{:.3f}",
@@ -163,7 +168,8 @@ def _show_distances(view: "SubspaceView") -> None:
         "at_outputs": "{:.1%}",
     }
     means = [(name, view.mean_distance(i)) for i, name in enumerate(view.tasks)]
-    display.show_table(
+    screen.say("")
+    screen.table(
         ("", "inside", "outside", "share inside", "at random", "change of outputs"),
         [(name, *(number(m[key], form) for key, form in forms.items())) for name, m in means],
         f"merged weights from each model's, in {size}, mean",
@@ -173,8 +179,8 @@ def _show_distances(view: "SubspaceView") -> None:
     worst = sorted(changed, key=lambda pair: -pair[0].at_outputs)[:_NUM_WORST]
     if worst:
         keys = ("inside", "outside", "at_outputs")
-        display.stdout.print()
-        display.show_table(
+        screen.say("")
+        screen.table(
             ("", "task", "inside", "outside", "change of outputs"),
             [(d.weight, n, *(number(getattr(d, k), forms[k]) for k in keys)) for d, n in worst],
             "weights whose outputs change most",

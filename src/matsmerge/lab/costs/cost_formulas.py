@@ -130,19 +130,11 @@ def training(num_parameters: int, num_tokens: float) -> float:
     return 3 * num_parameters * num_tokens
 
 
-FORMULAS: Mapping[str, Callable[[Setting], Cost]] = {
+_OF_ALL: Mapping[str, Callable[[Setting], Cost]] = {
     "average": average,
     "task_arithmetic": task_arithmetic,
     "ties": ties,
     "diagonal_fisher": diagonal_fisher,
-    "regmean": regmean,
-    "mats": mats,
-    "mats_kfac": mats_kfac,
 }
-VECTOR_FORMULAS: Mapping[str, Callable[[Setting], Cost]] = {
-    "average": average,
-    "task_arithmetic": task_arithmetic,
-    "ties": ties,
-    "diagonal_fisher": diagonal_fisher,
-    "mats": mats_vectors,
-}
+FORMULAS = {**_OF_ALL, "regmean": regmean, "mats": mats, "mats_kfac": mats_kfac}
+VECTOR_FORMULAS = {**_OF_ALL, "mats": mats_vectors}

@@ -22,7 +22,7 @@ from matsmerge.lab.evaluation.task_evaluation import Examined, Settings, encode,
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.models.model_folder import open_model
 from matsmerge.progress import AnyProgress, Progress, listener
-from matsmerge.tasks.loaded_model import LoadedModel, load_for_task
+from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile, read_task_file
 from matsmerge.version import versions
@@ -52,9 +52,7 @@ def evaluate(
     `ensemble` adds the mean of all models' probabilities.
     """
     settings = Settings(num_examples, batch_size, max_tokens, device, dtype)
-    prepared = prepare(
-        name_models(models), tasks, split, individual or {}, ensemble=ensemble, settings=settings
-    )
+    prepared = prepare(name_models(models), tasks, split, individual or {}, ensemble, settings)
     return prepared.run(progress)
 
 
@@ -65,89 +63,36 @@ class AskedTask:
     file: TaskFile
     data: Data
 
-    @property
-    def name(self) -> str:
-        return self.file.title
-
 
 @dataclass(frozen=True)
-class _Entry:
-    """A model that is run on some of the tasks."""
+class _Run:
+    """A model that is run on a task."""
 
     row: str
     source: str
-    heads: Mapping[str, str | None]  # by task: only those the model is run on
-    signatures: Mapping[str, str]  # by task: what is the same is built alike
+    task: str
+    head: str | None
+    signature: str  # what is the same is built alike
 
-    @classmethod
-    def of(cls, row: str, source: str, tasks: Mapping[str, AskedTask]) -> "_Entry":
-        heads = _heads(source, tasks)
-        return cls(row, source, heads, {t: _signature(source, head) for t, head in heads.items()})
+    @property
+    def key(self) -> tuple[str, str]:
+        """Runs that have it in common see the same examples."""
+        return self.signature, self.task
 
 
 @dataclass
 class Prepared:
     """An evaluation that can begin: everything was read and checked."""
 
-    entries: list[_Entry]
+    runs: list[_Run]
     tasks: dict[str, AskedTask]
-    individual: Mapping[str, str]
+    same_rows: Mapping[str, str]  # by task: the row whose model is also the task's individual one
     ensemble: bool
     settings: Settings
     arguments: dict[str, Any]
     notes: list[str]
     kept: KeptBase = field(default_factory=KeptBase)
-    examined: dict[tuple[str, str], Examined] = field(default_factory=dict)  # by signature, task
-
-    @property
-    def num_examples(self) -> int:
-        """Of all models and tasks together."""
-        return sum(self._num_rows(task) for entry in self.entries for task in entry.heads)
-
-    def run(self, progress: AnyProgress | None = None) -> Results:
-        """Run every model."""
-        told = listener(progress)
-        told.stage("evaluating", self.num_examples, "examples")
-        outcomes: dict[str, dict[str, Outcome]] = {}
-        about: dict[str, dict[str, Any]] = {}
-        for entry in self.entries:
-            for name, head in entry.heads.items():
-                told.advance(0, f"{entry.row} on {name}")
-                outcome, what = self._run_one(entry, name, told)
-                outcomes.setdefault(entry.row, {})[name] = outcome
-                if entry.row == INDIVIDUAL:
-                    mine = about.setdefault(INDIVIDUAL, {}).setdefault(name, what)
-                else:
-                    mine = about.setdefault(entry.row, what)
-                if head is not None:
-                    mine.setdefault("heads", {})[name] = fingerprint(open_checkpoint(head))
-        return self._results(outcomes, about)
-
-    def _run_one(
-        self, entry: _Entry, task: str, progress: Progress
-    ) -> tuple[Outcome, dict[str, Any]]:
-        """A model's answers, and what it is; on return the model itself is gone."""
-        loaded = self.load(entry, task)
-        examined = self._examine(entry, task, loaded)
-        outcome = run(loaded, examined, self.settings, progress)
-        about: dict[str, Any] = {
-            "source": public_name(entry.source),
-            "fingerprint": fingerprint(loaded.checkpoint),
-        }
-        if loaded.base is not None:
-            about["base"] = fingerprint(loaded.base)
-        return outcome, about
-
-    def load(self, entry: _Entry, task: str) -> LoadedModel:
-        """A model for a task."""
-        return load_for_task(
-            entry.source,
-            self.tasks[task].file,
-            head=entry.heads[task],
-            dtype=self.settings.dtype,
-            device=self.settings.device,
-            kept=self.kept,
-        )
+    examined: dict[tuple[str, str], Examined] = field(default_factory=dict)  # by key of a run
 
     def check(self) -> None:
         """Encode all data; models that are built alike need it once.
@@ -155,11 +100,14 @@ class Prepared:
         So a head that does not fit the last model is found before the first one is run.
         """
         problems: list[str] = []
-        for entry in self.entries:
-            for name in entry.heads:
-                with _noting(problems):
-                    if (entry.signatures[name], name) not in self.examined:
-                        self._examine(entry, name, self.load(entry, name))
+        for one in self.runs:
+            with _noting(problems):
+                if one.key not in self.examined:
+                    loaded, asked = self._load(one), self.tasks[one.task]
+                    self.examined[one.key] = encode(
+                        loaded.task, asked.data, asked.file, num_examples=self.settings.num_examples
+                    )
+                    self._note(loaded.notes)
         _raise(problems)
         for name in self.tasks:
             found = {e.kind.kind: e.kind for (_, task), e in self.examined.items() if task == name}
@@ -175,46 +123,75 @@ class Prepared:
                 )
         _raise(problems)
         for examined in self.examined.values():
-            self.notes += [note for note in examined.notes if note not in self.notes]
+            self._note(examined.notes)
 
-    def _examine(self, entry: _Entry, name: str, loaded: LoadedModel) -> Examined:
-        key = (entry.signatures[name], name)
-        if key not in self.examined:
-            asked = self.tasks[name]
-            self.examined[key] = encode(
-                loaded.task, asked.data, asked.file, num_examples=self.settings.num_examples
-            )
-            self.notes += [note for note in loaded.notes if note not in self.notes]
-        return self.examined[key]
+    def run(self, progress: AnyProgress | None = None) -> Results:
+        """Run every model."""
+        told = listener(progress)
+        num_examples = sum(len(self.examined[one.key].examples) for one in self.runs)
+        told.stage("evaluating", num_examples, "examples")
+        outcomes: dict[str, dict[str, Outcome]] = {}
+        about: dict[str, dict[str, Any]] = {}
+        for one in self.runs:
+            told.advance(0, f"{one.row} on {one.task}")
+            outcome, what = self._run_one(one, told)
+            outcomes.setdefault(one.row, {})[one.task] = outcome
+            mine = about.setdefault(one.row, {})
+            if one.row == INDIVIDUAL:
+                mine = mine.setdefault(one.task, {})
+            mine.update(what)
+            if one.head is not None:
+                mine.setdefault("heads", {})[one.task] = fingerprint(open_checkpoint(one.head))
+        return self._results(outcomes, about)
 
-    def _num_rows(self, task: str) -> int:
-        num = len(self.tasks[task].data)
-        return min(num, self.settings.num_examples or num)
+    def _run_one(self, one: _Run, progress: Progress) -> tuple[Outcome, dict[str, Any]]:
+        """A model's answers, and what it is; on return the model itself is gone."""
+        loaded = self._load(one)
+        outcome = run(loaded, self.examined[one.key], self.settings, progress)
+        about = {
+            "source": public_name(one.source),
+            "fingerprint": fingerprint(loaded.checkpoint),
+        }
+        if loaded.base is not None:
+            about["base"] = fingerprint(loaded.base)
+        return outcome, about
+
+    def _load(self, one: _Run) -> LoadedModel:
+        return load_model(
+            one.source,
+            self.tasks[one.task].file,
+            head=one.head,
+            dtype=self.settings.dtype,
+            device=self.settings.device,
+            kept=self.kept,
+        )
+
+    def _note(self, notes: Sequence[str]) -> None:
+        self.notes += [note for note in notes if note not in self.notes]
 
     def _results(
         self, outcomes: dict[str, dict[str, Outcome]], about: dict[str, dict[str, Any]]
     ) -> Results:
         of_task = {name: examined for (_, name), examined in self.examined.items()}
-        rows = [row for row in outcomes if row != INDIVIDUAL]
+        # These two rows come last.
+        individual = outcomes.pop(INDIVIDUAL, {})
+        about_individual = about.pop(INDIVIDUAL, {})
         if self.ensemble:
-            for name, asked in self.tasks.items():
-                normalize = asked.file.length_normalize
-                together = average([outcomes[r][name] for r in rows], length_normalize=normalize)
-                outcomes.setdefault(ENSEMBLE, {})[name] = together
+            rows = list(outcomes)
+            outcomes[ENSEMBLE] = {
+                name: average(
+                    [outcomes[row][name] for row in rows],
+                    length_normalize=asked.file.length_normalize,
+                )
+                for name, asked in self.tasks.items()
+            }
             about[ENSEMBLE] = {"of": rows}
-        # Those whose model is also a row of its own were not run again.
-        places = {_place(entry.source): entry.row for entry in self.entries}
-        for name, source in self.individual.items():
-            row = places[_place(source)]
-            if row != INDIVIDUAL:
-                outcomes.setdefault(INDIVIDUAL, {})[name] = outcomes[row][name]
-                about.setdefault(INDIVIDUAL, {})[name] = {"row": row}
-        order = [*rows, *([ENSEMBLE] if self.ensemble else [])]
-        order += [INDIVIDUAL] if INDIVIDUAL in outcomes else []
-        outcomes = {
-            row: {name: outcomes[row][name] for name in self.tasks if name in outcomes[row]}
-            for row in order
-        }
+        for name, row in self.same_rows.items():
+            individual[name] = outcomes[row][name]
+            about_individual[name] = {"row": row}
+        if individual:
+            outcomes[INDIVIDUAL] = {n: individual[n] for n in self.tasks if n in individual}
+            about[INDIVIDUAL] = about_individual
         return Results(
             {
                 name: ScoredTask(
@@ -228,14 +205,14 @@ class Prepared:
                 )
                 for name, asked in self.tasks.items()
             },
-            {row: about[row] for row in order},
+            about,
             {
                 row: {name: o.scores(of_task[name].metrics) for name, o in by_task.items()}
                 for row, by_task in outcomes.items()
             },
             self.arguments,
             versions("torch", "transformers"),
-            [public_text(note, [entry.source for entry in self.entries]) for note in self.notes],
+            [public_text(note, [one.source for one in self.runs]) for note in self.notes],
             outcomes,
         )
 
@@ -243,15 +220,13 @@ class Prepared:
 def prepare(
     models: Mapping[str, str],
     tasks: Sequence[str | Path | TaskFile],
-    split: str | None = None,
-    individual: Mapping[str, str | Path] | None = None,
-    *,
-    ensemble: bool = False,
-    settings: Settings | None = None,
+    split: str | None,
+    individual: Mapping[str, str | Path],
+    ensemble: bool,
+    settings: Settings,
 ) -> Prepared:
     """Read and check everything, all problems at once."""
-    settings = settings or Settings()
-    trained = {name: str(source) for name, source in (individual or {}).items()}
+    trained = {name: str(source) for name, source in individual.items()}
     problems: list[str] = []
     notes: list[str] = []
     asked: dict[str, AskedTask] = {}
@@ -271,15 +246,22 @@ def prepare(
     ]
     if ensemble and len(models) < 2:
         problems.append("an ensemble needs at least two models")
-    entries = []
-    for row, source in models.items():
+    rows = {_place(source): row for row, source in models.items()}
+    same_rows = {n: rows[_place(s)] for n, s in trained.items() if _place(s) in rows}
+    wanted = [(row, source, list(asked)) for row, source in models.items()]
+    wanted += [
+        (INDIVIDUAL, source, [name])
+        for name, source in trained.items()
+        if name in asked and name not in same_rows
+    ]
+    runs: list[_Run] = []
+    for row, source, names in wanted:
         with _noting(problems):
-            entries.append(_Entry.of(row, source, asked))
-    places = {_place(entry.source) for entry in entries}
-    for name, source in trained.items():
-        if name in asked and _place(source) not in places:
-            with _noting(problems):
-                entries.append(_Entry.of(INDIVIDUAL, source, {name: asked[name]}))
+            open_model(source)  # says what is wrong with it
+            for name in names:
+                with _noting(problems):
+                    head = resolve_head(source, asked[name].file)
+                    runs.append(_Run(row, source, name, head, _signature(source, head)))
     _raise(problems)
     if trained and (lacking := [name for name in asked if name not in trained]):
         notes.append(
@@ -294,7 +276,7 @@ def prepare(
         "ensemble": ensemble,
         **vars(settings),
     }
-    prepared = Prepared(entries, asked, trained, ensemble, settings, arguments, notes)
+    prepared = Prepared(runs, asked, same_rows, ensemble, settings, arguments, notes)
     prepared.check()
     return prepared
 
@@ -307,20 +289,6 @@ def _rows(file: TaskFile, split: str | None, notes: list[str]) -> Data:
             return read_split(file)
         split = file.split
     return read_split(file, split or DEFAULT_SPLIT)
-
-
-def _heads(source: str, tasks: Mapping[str, AskedTask]) -> dict[str, str | None]:
-    """The head of a model for each task; a model that cannot be opened is an error."""
-    problems: list[str] = []
-    heads: dict[str, str | None] = {}
-    open_model(source)  # says what is wrong with it
-    for name, asked in tasks.items():
-        with _noting(problems):
-            heads[name] = resolve_head(source, asked.file)
-            if heads[name] is not None:
-                open_checkpoint(str(heads[name]))
-    _raise(problems)
-    return heads
 
 
 def _signature(source: str, head: str | None) -> str:

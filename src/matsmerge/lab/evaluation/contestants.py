@@ -17,23 +17,8 @@ def name_models(models: Models) -> dict[str, str]:
     if isinstance(models, (str, Path)):
         raise DataError("models must be a list of paths, or a mapping from names to paths")
     if isinstance(models, Mapping):
-        named = {str(name): str(source) for name, source in models.items()}
-    else:
-        sources = [str(source) for source in models]
-        twice = sorted({source for source in sources if sources.count(source) > 1})
-        if twice:
-            raise DataError([f"{source}: the model is given twice" for source in twice])
-        named = dict(zip(_short_names(sources), sources, strict=True))
-    problems = [
-        f"a model may not be named '{name}'; name it as in other={source}"
-        for name, source in named.items()
-        if name in (INDIVIDUAL, ENSEMBLE) or not re.fullmatch(r"[\w][\w.-]*", name)
-    ]
-    if not named:
-        problems.append("give at least one model")
-    if problems:
-        raise DataError(problems)
-    return named
+        return _named([(str(name), str(source)) for name, source in models.items()])
+    return _named([(None, str(source)) for source in models])
 
 
 def parse_named(arguments: Sequence[str]) -> dict[str, str]:
@@ -43,20 +28,37 @@ def parse_named(arguments: Sequence[str]) -> dict[str, str]:
         name, equals, source = argument.partition("=")
         is_named = bool(equals) and not local_path(argument).exists()
         pairs.append((name, source) if is_named else (None, argument))
-    short = name_models([source for name, source in pairs if name is None] or ["model"])
-    by_source = {source: name for name, source in short.items()}
-    names = [by_source[source] if name is None else name for name, source in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise DataError(
-            [f"two models are named '{n}'; name them apart as in {n}-2=PATH" for n in twice]
-        )
-    return name_models(dict(zip(names, (source for _, source in pairs), strict=True)))
+    return _named(pairs)
+
+
+def _named(pairs: Sequence[tuple[str | None, str]]) -> dict[str, str]:
+    unnamed = [source for name, source in pairs if name is None]
+    if twice := _repeated(unnamed):
+        raise DataError([f"{source}: the model is given twice" for source in twice])
+    short = iter(_short_names(unnamed))
+    named = [(next(short) if name is None else name, source) for name, source in pairs]
+    problems = [
+        f"two models are named '{name}'; name them apart as in {name}-2=PATH"
+        for name in _repeated([name for name, _ in named])
+    ]
+    problems += [
+        f"a model may not be named '{name}'; name it as in other={source}"
+        for name, source in named
+        if name in (INDIVIDUAL, ENSEMBLE) or not re.fullmatch(r"[\w][\w.-]*", name)
+    ]
+    if not named:
+        problems.append("give at least one model")
+    if problems:
+        raise DataError(problems)
+    return dict(named)
+
+
+def _repeated(names: Sequence[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1})
 
 
 def _short_names(paths: Sequence[str]) -> list[str]:
     for names in path_names(paths):
-        if len(set(names)) == len(names) and all(names):
+        if not _repeated(names) and all(names):
             return names
-    twice = ", ".join(paths)
-    raise DataError(f"models of one name: {twice}; name them apart as in NAME=PATH")
+    raise DataError(f"models of one name: {', '.join(paths)}; name them apart as in NAME=PATH")

@@ -1,6 +1,7 @@
 """Several models asked at once: the mean of their probabilities."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,37 +15,22 @@ _LEAST = float(np.finfo(np.float32).tiny)  # what a probability of zero in float
 def ensemble(outcomes: Sequence[Outcome], *, length_normalize: bool = False) -> Outcome:
     """p(y | x) = 1/M sum_m p_m(y | x), for each example, and for each word where there are words.
 
-    With `length_normalize` the loss of an example is the mean over its words instead of the sum.
+    The outcomes are of the same rows. With `length_normalize` the loss of an example is the mean
+    over its words instead of the sum.
     """
-    if not outcomes:
-        raise DataError("an ensemble needs at least one model")
     first = outcomes[0]
-    for other in outcomes:
-        _refuse_different(first, other)
     answers = []
     for same in zip(*(outcome.answers for outcome in outcomes), strict=True):
         tables = [answer.probabilities for answer in same if answer.probabilities is not None]
-        if len(tables) < len(same):
-            raise DataError(
-                f"{first.task}: an ensemble needs probabilities of classes or choices, which "
-                f"the task {first.kind} has none of"
-            )
-        if (
-            len(
-                {
-                    (table.shape, str(answer.target))
-                    for table, answer in zip(tables, same, strict=True)
-                }
-            )
-            > 1
-        ):
-            shapes = ", ".join(str(table.shape[-1]) for table in tables)
+        shapes, targets = {table.shape for table in tables}, {str(a.target) for a in same}
+        if len(shapes) > 1 or len(targets) > 1:
+            sizes = ", ".join(str(table.shape[-1]) for table in tables)
             raise DataError(
                 f"{first.task}: row {same[0].number + 1}: the models differ in its classes or its "
-                f"label (they have {shapes} classes)"
+                f"label (they have {sizes} classes)"
             )
         answers.append(_mean(same[0], tables, length_normalize))
-    return Outcome(first.task, first.kind, first.split, first.data, answers)
+    return replace(first, answers=answers)
 
 
 def _mean(answer: Answer, tables: Sequence[NDArray[np.float32]], length_normalize: bool) -> Answer:
@@ -59,19 +45,3 @@ def _mean(answer: Answer, tables: Sequence[NDArray[np.float32]], length_normaliz
         mean.astype(np.float32),
         float(losses.mean() if length_normalize else losses.sum()),
     )
-
-
-def _refuse_different(a: Outcome, b: Outcome) -> None:
-    problems = [
-        f"outcomes of different {what} cannot be averaged: {mine} and {other}"
-        for what, mine, other in (
-            ("tasks", a.task, b.task),
-            ("kinds of task", a.kind, b.kind),
-            ("splits", a.split, b.split),
-            ("data", a.data[:12], b.data[:12]),
-            ("numbers of examples", len(a), len(b)),
-        )
-        if mine != other
-    ]
-    if problems:
-        raise DataError(problems)

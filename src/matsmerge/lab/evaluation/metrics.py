@@ -60,20 +60,69 @@ def accuracy(decisions: Decisions) -> Score:
     return _ratio(right, np.bincount(decisions.examples).astype(np.float64))
 
 
-def f1(decisions: Decisions) -> Score:
+def _ratio(sums: Floats, counts: Floats) -> Score:
+    """Sum of sums / sum of counts, over examples; linearised error."""
+    num, total = len(sums), float(counts.sum())
+    value = float(sums.sum()) / total
+    if num < 2:
+        return Score(value, math.nan)
+    deviations = sums - value * counts
+    error = math.sqrt(float((deviations**2).sum()) * num / (num - 1)) / total
+    return Score(value, error)
+
+
+def _resampled(of: Weighted) -> Callable[[Decisions], Score]:
+    """A score from its value under weights: its error is found by drawing examples again."""
+
+    def score(decisions: Decisions) -> Score:
+        value = of(decisions, np.ones(len(decisions.targets)))
+        num = decisions.num_examples
+        if num < 2:
+            return Score(value, math.nan)
+        rng = np.random.default_rng(RESAMPLING_SEED)
+        found = []
+        for _ in range(NUM_RESAMPLES):
+            times = np.bincount(rng.integers(num, size=num), minlength=num).astype(np.float64)
+            found.append(of(decisions, times[decisions.examples]))
+        return Score(value, float(np.std(found, ddof=1)))
+
+    return score
+
+
+def _confusion(decisions: Decisions, weights: Floats) -> Floats:  # (targets, predictions)
+    num = decisions.num_classes
+    pairs = decisions.targets * num + decisions.predictions
+    return np.bincount(pairs, weights, num * num).astype(np.float64).reshape(num, num)
+
+
+@_resampled
+def f1(decisions: Decisions, weights: Floats) -> float:
     """2 TP / (2 TP + FP + FN): of class 1 where there are two, else the mean over classes.
 
     Classes that are neither among the targets nor among the predictions do not count.
     """
-    return _resampled(decisions, _f1)
+    confusion = _confusion(decisions, weights)
+    right = np.diag(confusion)
+    occurrences = confusion.sum(0) + confusion.sum(1)
+    if len(right) == 2:
+        return float(2 * right[1] / occurrences[1]) if occurrences[1] else 0.0
+    there = occurrences > 0
+    return float((2 * right[there] / occurrences[there]).mean())
 
 
-def mcc(decisions: Decisions) -> Score:
+@_resampled
+def mcc(decisions: Decisions, weights: Floats) -> float:
     """Matthews' correlation of targets and predictions, for any number of classes; 0 if constant.
 
     Gorodkin, "Comparing two K-category assignments by a K-category correlation coefficient", 2004.
     """
-    return _resampled(decisions, _mcc)
+    confusion = _confusion(decisions, weights)
+    total = confusion.sum()
+    said, true = confusion.sum(0), confusion.sum(1)
+    spread = (total**2 - (said**2).sum()) * (total**2 - (true**2).sum())
+    if spread <= 0:
+        return 0.0
+    return float((np.trace(confusion) * total - said @ true) / math.sqrt(spread))
 
 
 def mean_average_precision(decisions: Decisions) -> Score:
@@ -81,14 +130,34 @@ def mean_average_precision(decisions: Decisions) -> Score:
 
     AP = sum over thresholds of (R_n - R_(n-1)) P_n, without interpolation.
     """
-    orders = [_Ranking.of(decisions, number) for number in range(decisions.num_classes)]
+    precisions = [_average_precision(decisions, n) for n in range(decisions.num_classes)]
 
     def of(_: Decisions, weights: Floats) -> float:
-        found = [ranking.average_precision(weights) for ranking in orders]
-        occurring = [value for value in found if not math.isnan(value)]
-        return float(np.mean(occurring))
+        found = [precision(weights) for precision in precisions]
+        return float(np.mean([value for value in found if not math.isnan(value)]))
 
-    return _resampled(decisions, of)
+    return _resampled(of)(decisions)
+
+
+def _average_precision(decisions: Decisions, number: int) -> Callable[[Floats], float]:
+    """Of one class, from weights; ranks are found once, so that resamples need no sorting."""
+    scores = decisions.probabilities[:, number]
+    order = np.argsort(-scores, kind="stable")
+    is_class = (decisions.targets[order] == number).astype(np.float64)
+    # Where each run of equal probabilities ends.
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+
+    def of(weights: Floats) -> float:
+        own = weights[order]
+        hits = np.cumsum(own * is_class)[last]
+        seen = np.cumsum(own)[last]
+        if hits[-1] == 0:
+            return math.nan  # the class does not occur
+        # Thresholds before the first weighted decision have seen nothing, and gain nothing.
+        precision = hits / np.maximum(seen, 1.0)
+        return float((np.diff(hits, prepend=0.0) * precision).sum() / hits[-1])
+
+    return of
 
 
 def exact_match(texts: Sequence[tuple[str, str]]) -> Score:
@@ -159,84 +228,3 @@ def choose_metrics(task_file: TaskFile, kind: TaskKind | None = None) -> list[st
         return list(metrics or ("accuracy",))
     fitting = [m for m in kind.metrics if (METRICS[m].needs == "texts") == generates]
     return fitting[:1]
-
-
-def _ratio(sums: Floats, counts: Floats) -> Score:
-    """Sum of sums / sum of counts, over examples; linearised error."""
-    num, total = len(sums), float(counts.sum())
-    value = float(sums.sum()) / total
-    if num < 2:
-        return Score(value, math.nan)
-    deviations = sums - value * counts
-    error = math.sqrt(float((deviations**2).sum()) * num / (num - 1)) / total
-    return Score(value, error)
-
-
-def _resampled(decisions: Decisions, of: Weighted) -> Score:
-    value = of(decisions, np.ones(len(decisions.targets)))
-    num = decisions.num_examples
-    if num < 2:
-        return Score(value, math.nan)
-    rng = np.random.default_rng(RESAMPLING_SEED)
-    found = []
-    for _ in range(NUM_RESAMPLES):
-        times = np.bincount(rng.integers(num, size=num), minlength=num).astype(np.float64)
-        found.append(of(decisions, times[decisions.examples]))
-    return Score(value, float(np.std(found, ddof=1)))
-
-
-def _confusion(decisions: Decisions, weights: Floats) -> Floats:  # (targets, predictions)
-    num = decisions.num_classes
-    pairs = decisions.targets * num + decisions.predictions
-    return np.bincount(pairs, weights, num * num).astype(np.float64).reshape(num, num)
-
-
-def _f1(decisions: Decisions, weights: Floats) -> float:
-    confusion = _confusion(decisions, weights)
-    right = np.diag(confusion)
-    occurrences = confusion.sum(0) + confusion.sum(1)
-    if len(right) == 2:
-        return float(2 * right[1] / occurrences[1]) if occurrences[1] else 0.0
-    there = occurrences > 0
-    return float((2 * right[there] / occurrences[there]).mean())
-
-
-def _mcc(decisions: Decisions, weights: Floats) -> float:
-    confusion = _confusion(decisions, weights)
-    total = confusion.sum()
-    said, true = confusion.sum(0), confusion.sum(1)
-    spread = (total**2 - (said**2).sum()) * (total**2 - (true**2).sum())
-    if spread <= 0:
-        return 0.0
-    return float((np.trace(confusion) * total - said @ true) / math.sqrt(spread))
-
-
-@dataclass(frozen=True)
-class _Ranking:
-    """Decisions in the order of one class's probability, so that resamples need no sorting."""
-
-    order: Integers
-    is_class: Floats  # in that order
-    last: Integers  # where each run of equal probabilities ends
-
-    @classmethod
-    def of(cls, decisions: Decisions, number: int) -> "_Ranking":
-        scores = decisions.probabilities[:, number]
-        order = np.argsort(-scores, kind="stable")
-        ends = np.flatnonzero(np.diff(scores[order]))
-        return cls(
-            order,
-            (decisions.targets[order] == number).astype(np.float64),
-            np.append(ends, len(order) - 1),
-        )
-
-    def average_precision(self, weights: Floats) -> float:
-        """NaN where the class does not occur."""
-        own = weights[self.order]
-        hits = np.cumsum(own * self.is_class)[self.last]
-        seen = np.cumsum(own)[self.last]
-        if hits[-1] == 0:
-            return math.nan
-        # Thresholds before the first weighted decision have seen nothing, and gain nothing.
-        precision = hits / np.maximum(seen, 1.0)
-        return float((np.diff(hits, prepend=0.0) * precision).sum() / hits[-1])

@@ -27,15 +27,10 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """What is known, as JSON can say it; every digit of the probabilities is kept."""
-        content: dict[str, Any] = {"number": self.number}
-        for key in ("target", "prediction"):
-            if (value := getattr(self, key)) is not None:
-                content[key] = value
+        content = dict(vars(self))
         if self.probabilities is not None:
             content["probabilities"] = _digits(self.probabilities)
-        if self.loss is not None:
-            content["loss"] = self.loss
-        return content
+        return {key: value for key, value in content.items() if value is not None}
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,21 +48,11 @@ class Outcome:
 
     def scores(self, metrics: Iterable[str]) -> dict[str, Score]:
         """The value of each metric, in the order given."""
-        metrics = list(metrics)
-        for name in metrics:
-            if METRICS[name].same_classes and not self.has_same_classes:
-                raise DataError(different_choices(self.task, name))
-        return {name: METRICS[name].of(getattr(self, METRICS[name].needs)()) for name in metrics}
+        return {name: self.score(name) for name in metrics}
 
     def score(self, metric: str) -> Score:
         """The value of one metric."""
-        return self.scores([metric])[metric]
-
-    @property
-    def has_same_classes(self) -> bool:
-        """Have all examples the same number of classes or choices?"""
-        found = {a.probabilities.shape[-1] for a in self.answers if a.probabilities is not None}
-        return len(found) == 1
+        return METRICS[metric].of(getattr(self, METRICS[metric].needs)())
 
     def decisions(self) -> Decisions:
         """Targets and predictions of all examples and words, in one row."""
@@ -87,18 +72,11 @@ class Outcome:
 
     def texts(self) -> list[tuple[str, str]]:
         """What was said, and what should have been."""
-        pairs = [(a.prediction, a.target) for a in self.answers]
-        found = [(s, t) for s, t in pairs if isinstance(s, str) and isinstance(t, str)]
-        if len(found) < len(pairs):
-            raise DataError(f"{self.task}: has no generated texts; set generate in its task file")
-        return found
+        return [(str(answer.prediction), str(answer.target)) for answer in self.answers]
 
     def losses(self) -> Floats:
         """The loss of each example."""
-        found = [a.loss for a in self.answers if a.loss is not None]
-        if len(found) < len(self.answers):
-            raise DataError(f"{self.task}: has no losses")
-        return np.array(found, np.float64)
+        return np.array([answer.loss for answer in self.answers], np.float64)
 
     def to_lines(self) -> Iterator[str]:
         """JSON, first what it is of and then a line per example."""
@@ -106,14 +84,6 @@ class Outcome:
         yield json.dumps(head | {"num_examples": len(self)}, ensure_ascii=False)
         for answer in self.answers:
             yield json.dumps(answer.to_json(), ensure_ascii=False)
-
-
-def different_choices(task: str, metric: str) -> str:
-    """Why a metric over classes cannot be had."""
-    return (
-        f"{task}: the metric '{metric}' needs choice n to mean the same in every example, but the "
-        "examples differ in the number of their choices; use accuracy"
-    )
 
 
 def _widened(table: NDArray[np.float32], num_classes: int) -> Floats:

@@ -1,20 +1,20 @@
 """Scores of many models on many tasks."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict, Field, model_validator
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
 
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import Content, Count, parse_as, quoted
 from matsmerge.lab.evaluation.metrics import METRICS, RESAMPLING_SEED, Score
 from matsmerge.lab.evaluation.outcome import Outcome
 from matsmerge.markdown_text import escape as escape_markdown
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 FORMAT_VERSION = 1
 INDIVIDUAL, ENSEMBLE = "individual", "ensemble"  # rows that are no single model
@@ -47,12 +47,20 @@ class ScoredTask(Content):
     def metric(self) -> str:
         return next(iter(self.metrics))
 
+    @property
+    def reading(self) -> Reading:
+        return self.metrics[self.metric]
+
 
 class _ScoreContent(Content):
     """A score in a file, which a model that broke may not have as a number."""
 
     value: float = Field(allow_inf_nan=True)
     standard_error: float | None = Field(default=None, allow_inf_nan=True)
+
+    def to_score(self) -> Score:
+        error = self.standard_error
+        return Score(self.value, math.nan if error is None else error)
 
 
 class _ModelContent(Content):
@@ -113,7 +121,7 @@ class Results:
         """Over all tasks, whose errors are independent; None for scores that are not alike."""
         found = [self.score(model, task) for task in self.tasks]
         scores = [score for score in found if score is not None]
-        alike = {t.metric if not _main(t).in_percent else "percent" for t in self.tasks.values()}
+        alike = {"percent" if t.reading.in_percent else t.metric for t in self.tasks.values()}
         if len(scores) < len(found) or len(alike) != 1:
             return None
         error = math.sqrt(sum(score.error**2 for score in scores)) / len(scores)
@@ -135,7 +143,7 @@ class Results:
             if mine is None:
                 return None
             a, b = mine.value, individual.value
-            if not _main(task).higher_is_better:
+            if not task.reading.higher_is_better:
                 a, b = b, a
             if b <= 0:
                 return None
@@ -166,13 +174,7 @@ class Results:
             "resampling_seed": RESAMPLING_SEED,
             "tasks": {name: task.model_dump() for name, task in self.tasks.items()},
             "models": {name: dict(about) for name, about in self.models.items()},
-            "scores": {
-                model: {
-                    task: {metric: _score_to_json(score) for metric, score in by_metric.items()}
-                    for task, by_metric in by_task.items()
-                }
-                for model, by_task in self.scores.items()
-            },
+            "scores": _convert(_score_to_json, self.scores),
             "averages": {
                 model: {
                     "average": _score_to_json(self.average(model)),
@@ -196,18 +198,7 @@ class Results:
         return cls(
             found.tasks,
             {name: model.model_dump(exclude_unset=True) for name, model in found.models.items()},
-            {
-                model: {
-                    task: {
-                        m: Score(
-                            s.value, math.nan if s.standard_error is None else s.standard_error
-                        )
-                        for m, s in by_metric.items()
-                    }
-                    for task, by_metric in by_task.items()
-                }
-                for model, by_task in found.scores.items()
-            },
+            _convert(_ScoreContent.to_score, found.scores),
             found.arguments,
             found.versions,
             found.notes,
@@ -230,7 +221,7 @@ class Results:
                 score = by_task.get(name, {}).get(metric)
                 row.append(_show(score, self.tasks[name].metrics[metric]))
             if has_average:
-                row.append(_show(self.average(model), _main(next(iter(self.tasks.values())))))
+                row.append(_show(self.average(model), next(iter(self.tasks.values())).reading))
             if has_individual:
                 ratio = self.normalised(model)
                 row.append("-" if ratio is None else f"{ratio:.3f}")
@@ -263,18 +254,18 @@ class Results:
         lines += [f"- note: {escape_markdown(note)}" for note in self.notes]
         return "\n".join(lines) + "\n"
 
-    def __rich__(self) -> Group:
-        heads, rows = self.cells()
-        table = Table(box=None, pad_edge=False)
-        for i, head in enumerate(heads):
-            table.add_column(Text(head), justify="left" if i == 0 else "right")
-        for row in rows:
-            table.add_row(*map(Text, row))
-        return Group(Text(self.title), table)
 
-
-def _main(task: ScoredTask) -> Reading:
-    return task.metrics[task.metric]
+def _convert(
+    convert: Callable[[A], B], scores: Mapping[str, Mapping[str, Mapping[str, A]]]
+) -> dict[str, dict[str, dict[str, B]]]:
+    """Scores by model, task and metric, each as something else."""
+    return {
+        model: {
+            task: {metric: convert(score) for metric, score in by_metric.items()}
+            for task, by_metric in by_task.items()
+        }
+        for model, by_task in scores.items()
+    }
 
 
 def _show(score: Score | None, how: Reading) -> str:

@@ -15,11 +15,11 @@ from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.data.rows import Data, fingerprint_rows
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.lab.evaluation.metrics import METRICS, choose_metrics
-from matsmerge.lab.evaluation.outcome import Answer, Outcome, different_choices
+from matsmerge.lab.evaluation.outcome import Answer, Outcome
 from matsmerge.progress import Progress, Silent
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.batch_order import make_batches
-from matsmerge.tasks.generation import EncodedPrompt, Generation
+from matsmerge.tasks.generation import Generation
 from matsmerge.tasks.kinds import TASKS, TaskKind
 from matsmerge.tasks.loaded_model import LoadedModel
 from matsmerge.tasks.prediction import IGNORED, Prediction
@@ -82,11 +82,16 @@ def encode(
         raise DataError(f"expected a number of examples of at least 1, found {num_examples}")
     num = len(data) if num_examples is None else min(num_examples, len(data))
     doing = _doing(task, task_file)
-    columns, wordings = task_file.columns, task_file.wordings
-    examples = encode_all(doing, data, columns, range(num), wordings=wordings)
+    examples = encode_all(doing, data, task_file.columns, range(num), wordings=task_file.wordings)
     unfit = [m for m in metrics if METRICS[m].same_classes]
     if unfit and len({example.num_choices for example in examples}) > 1:
-        raise DataError([different_choices(name, metric) for metric in unfit])
+        raise DataError(
+            [
+                f"{name}: the metric '{metric}' needs choice n to mean the same in every example, "
+                "but the examples differ in the number of their choices; use accuracy"
+                for metric in unfit
+            ]
+        )
     rows = [data.rows[number] for number in range(num)]
     return Examined(
         task_file,
@@ -101,26 +106,25 @@ def encode(
 
 def run(loaded: LoadedModel, examined: Examined, settings: Settings, progress: Progress) -> Outcome:
     """The model's answers to examples that were encoded for it, or for one like it."""
-    model, task_file = loaded.model, examined.task_file
+    model, task_file, examples = loaded.model, examined.task_file, examined.examples
     model.eval()
     doing = _doing(loaded.task, task_file)
-    examples = examined.examples
     found: dict[int, Answer] = {}
     lengths = [example.length for example in examples]
-    batches = make_batches(lengths, settings.batch_size, settings.max_tokens)
-    device = _device(model)
     with torch.no_grad():
-        for indices in batches:
+        for indices in make_batches(lengths, settings.batch_size, settings.max_tokens):
             chosen = [examples[i] for i in indices]
             if isinstance(doing, Generation):
-                answers = _write(model, doing, chosen, device, "loss" in examined.metrics)
+                answers = _write(model, doing, chosen, "loss" in examined.metrics)
             else:
-                batch = doing.collate(chosen).to(device)
-                prediction = doing.predict(model, batch)
-                answers = _answers(
-                    batch, prediction, examined.kind, normalize=task_file.length_normalize
-                )
-            _refuse_nonfinite(loaded, examined, answers)
+                answers = _answer(model, doing, chosen)
+            for answer in answers:
+                if answer.loss is not None and not math.isfinite(answer.loss):
+                    raise NonFiniteError(
+                        f"{loaded.checkpoint.label}: the loss of row {answer.number + 1} of the "
+                        f"task {task_file.title} is {answer.loss}; its weights hold or lead to NaN "
+                        "or Inf (a larger --dtype may help)"
+                    )
             found.update(zip(indices, answers, strict=True))
             progress.advance(len(indices))
     return Outcome(
@@ -175,7 +179,7 @@ def _missing_labels(data: Data, task_file: TaskFile, num: int) -> list[str]:
     ]
 
 
-def _doing(task: Task[Any], task_file: TaskFile) -> Task[Any]:
+def _doing(task: Task[Any], task_file: TaskFile) -> Task[Any] | Generation:
     """The task, or its answering by written text."""
     if task_file.generate is None:
         return task
@@ -189,31 +193,33 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _write(
-    model: nn.Module,
-    doing: Generation,
-    chosen: Sequence[Any],
-    device: torch.device,
-    with_loss: bool,
+    model: nn.Module, doing: Generation, prompts: Sequence[Any], with_loss: bool
 ) -> list[Answer]:
-    prompts: Sequence[EncodedPrompt] = chosen
-    texts = doing.write(model, doing.collate(prompts).to(device))
+    """Texts that the model writes, and the losses of those it should have written."""
+    texts = doing.write(model, doing.collate(prompts).to(_device(model)))
     losses: list[float] | list[None] = [None] * len(prompts)
     if with_loss:
-        batch = doing.inner.collate([prompt.answer for prompt in prompts]).to(device)
-        prediction = doing.inner.predict(model, batch)
-        normalize = doing.options.length_normalize
-        losses = prediction.losses("mean" if normalize else "sum").double().tolist()
+        _, _, losses = _predict(model, doing.inner, [prompt.answer for prompt in prompts])
     return [
         Answer(prompt.number, prompt.target, text, loss=loss)
         for prompt, text, loss in zip(prompts, texts, losses, strict=True)
     ]
 
 
-def _answers(
-    batch: Batch, prediction: Prediction, kind: TaskKind, *, normalize: bool
-) -> list[Answer]:
-    losses = prediction.losses("mean" if normalize else "sum").double().tolist()
-    if kind.writes_text:
+def _predict(
+    model: nn.Module, task: Task[Any], examples: Sequence[Encoded]
+) -> tuple[Batch, Prediction, list[float]]:
+    """What the model makes of a batch, and the loss of each example."""
+    batch = task.collate(examples).to(_device(model))
+    prediction = task.predict(model, batch)
+    losses = prediction.losses("mean" if task.options.length_normalize else "sum")
+    return batch, prediction, losses.double().tolist()
+
+
+def _answer(model: nn.Module, task: Task[Any], examples: Sequence[Encoded]) -> list[Answer]:
+    """The model's choices of classes; of a task whose answers are texts, only their losses."""
+    batch, prediction, losses = _predict(model, task, examples)
+    if task.writes_text:
         return [Answer(n, loss=loss) for n, loss in zip(batch.examples, losses, strict=True)]
     assert prediction.targets is not None
     logits = prediction.logits
@@ -232,13 +238,3 @@ def _answers(
         # A copy, so that an answer does not keep its whole batch in memory.
         answers.append(Answer(number, target.tolist(), prediction_of.tolist(), own.copy(), loss))
     return answers
-
-
-def _refuse_nonfinite(loaded: LoadedModel, examined: Examined, answers: Sequence[Answer]) -> None:
-    for answer in answers:
-        if answer.loss is not None and not math.isfinite(answer.loss):
-            raise NonFiniteError(
-                f"{loaded.checkpoint.label}: the loss of row {answer.number + 1} of the task "
-                f"{examined.task_file.title} is {answer.loss}; its weights hold or lead to "
-                "NaN or Inf (a larger --dtype may help)"
-            )

@@ -12,14 +12,13 @@ from matsmerge.optional_import import import_optional
 
 def check_hub(suite: Suite, local: Local) -> None:
     """Refuse all that is neither local nor on the hub; say which suites work without the hub."""
-    wanted = list(dict.fromkeys(_wanted(suite, local)))
-    if not wanted:
-        return
-    missing = [
-        f"{name} ({what})"
-        for kind, name, what in wanted
-        if not _is_cached(kind, name) and not _is_there(kind, name)
-    ]
+    wanted = {
+        # An id is `owner/name` of `owner/name:config@revision`.
+        (kind, source.split("@")[0].split(":")[0], what): None
+        for kind, source, what in _wanted(suite, local)
+        if not Path(source).expanduser().exists()
+    }
+    missing = [f"{name} ({what})" for kind, name, what in wanted if not _is_there(kind, name)]
     if missing:
         offline = [n for n, p in suite_files().items() if read_yaml(p, DataError).get("offline")]
         raise DataError(
@@ -33,41 +32,32 @@ def check_hub(suite: Suite, local: Local) -> None:
 
 
 def _wanted(suite: Suite, local: Local) -> Iterator[tuple[str, str, str]]:
-    """Kind, id, and what it is for."""
-    bases = [v.base or suite.base for v in suite.variants.values()]
-    for base in bases if local.base is None else ():
-        if isinstance(base, str) and not Path(base).expanduser().exists():
-            yield "model", _id(base), "base model"
+    """Kind, name of a file or of something on the hub, and what it is for."""
     for variant in suite.variants.values():
+        base = variant.base or suite.base
+        if local.base is None and isinstance(base, str):
+            yield "model", base, "base model"
         for of, model in (variant.models or {}).items():
-            if not Path(model).expanduser().exists():
-                yield "model", _id(model), f"model of {of}"
+            yield "model", model, f"model of {of}"
     for name, task in suite.tasks.items():
-        if name in local.data or task.source is not None or task.data is None:
-            continue
-        sources = task.data.values() if isinstance(task.data, dict) else [task.data]
-        for source in sources:
-            if not Path(source).expanduser().exists():
-                yield "dataset", _id(source), f"data of {name}"
-
-
-def _id(name: str) -> str:
-    """`owner/name` of `owner/name:config@revision`."""
-    return name.split("@")[0].split(":")[0]
-
-
-def _is_cached(kind: str, name: str) -> bool:
-    scan = import_optional("huggingface_hub").scan_cache_dir
-    try:
-        repos = scan().repos
-    except Exception:  # there is no cache yet
-        return False
-    return any(repo.repo_type == kind and repo.repo_id == name for repo in repos)
+        if name not in local.data and task.source is None:
+            sources = task.data.values() if isinstance(task.data, dict) else [task.data]
+            for source in sources:
+                if source is not None:
+                    yield "dataset", source, f"data of {name}"
 
 
 def _is_there(kind: str, name: str) -> bool:
+    """Whether it is in the cache, or on the hub."""
+    hub = import_optional("huggingface_hub")
     try:
-        import_optional("huggingface_hub").HfApi().repo_info(name, repo_type=kind, timeout=10)
+        cached = hub.scan_cache_dir().repos
+    except Exception:  # there is no cache yet
+        cached = ()
+    if any(repo.repo_type == kind and repo.repo_id == name for repo in cached):
+        return True
+    try:
+        hub.HfApi().repo_info(name, repo_type=kind, timeout=10)
     except Exception:  # no network, no such repository, no permission: each its own type
         return False
     return True

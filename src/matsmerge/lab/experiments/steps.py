@@ -42,7 +42,7 @@ class Make(Step[None], kind="make"):
     def run(self, _: Places, out: Path, /) -> None:
         shutil.rmtree(out)
         out.mkdir()
-        SOURCES[self.source](out, self.options)
+        SOURCES[self.source](out, **self.options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,7 @@ class Collect(Step[int], kind="collect", output="statistics.safetensors"):
 
     def run(self, places: Places, out: Path, /) -> int:
         task = self.task.read(places)
-        loaded = load_model(
-            places.name(self.model),
-            task=task.task,
-            head=task.head,
-            tokenizer=task.tokenizer,
-            options=task.options(need_targets=self.options.wants_targets),
-        )
+        loaded = load_model(places.name(self.model), task, need_targets=self.options.wants_targets)
         choice = Choice(
             self.num_examples,
             columns=task.columns,

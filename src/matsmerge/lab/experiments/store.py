@@ -3,9 +3,8 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Any
 
 from pydantic import Field, TypeAdapter
 
@@ -19,13 +18,17 @@ from matsmerge.lab.experiments.step import Given, Need, R, Step, digest
 RECORD = "step.json"
 
 
-@dataclass(frozen=True)
-class Record(Generic[R]):
-    """A step that is done: its result, and how long it took."""
+class Record(Content):
+    """A step that is done, as `step.json` in its folder has it."""
 
-    found: R
-    seconds: float
-    origin: Mapping[str, Any]  # versions, commit and machine it was done with
+    name: str
+    kind: str
+    key: str
+    settings: Any
+    seconds: float = Field(ge=0)
+    found: Any  # the result; in the file as plain data
+    origin: dict[str, Any]  # versions, commit and machine it was done with
+    files: dict[str, str]  # digests
 
 
 class Store:
@@ -34,7 +37,7 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.notes: list[str] = []  # what was damaged
-        self._known: dict[str, Record[Any]] = {}
+        self._known: dict[str, Record] = {}
 
     def output(self, need: Need) -> Path:
         """The file or folder of a need that steps read."""
@@ -49,13 +52,7 @@ class Store:
         """The folder a step writes to; what an interrupted one left is there."""
         return self.folder / f".{step.folder_name}.partial"
 
-    def found(self, step: Step[R]) -> R:
-        """The result of a step that is done."""
-        record = self.load(step)
-        assert record is not None, "a step is done after those it needs"
-        return record.found
-
-    def load(self, step: Step[R]) -> Record[R] | None:
+    def load(self, step: Step[Any]) -> Record | None:
         """The record of a step; None if it is not done. What is damaged is thrown away."""
         if step.key not in self._known:
             path = self.path(step)
@@ -63,7 +60,7 @@ class Store:
                 return None
             try:
                 self._known[step.key] = _read(path, step)
-            except (FileNotFoundError, NotADirectoryError, ValueError, _DamagedError) as error:
+            except _DamagedError as error:
                 self.notes.append(f"{step.name}: its output was damaged ({error}); done again")
                 remove(path)
                 return None
@@ -72,62 +69,51 @@ class Store:
     def put(self, step: Step[R], found: R, seconds: float) -> None:
         """Let a step's output appear under its name."""
         partial = self.partial(step)
-        content: dict[str, Any] = {
-            "name": step.name,
-            "kind": step.kind,
-            "key": step.key,
-            "settings": step.settings,
-            "seconds": round(seconds, 2),
-            "found": TypeAdapter(step.result).dump_python(found, mode="json"),
-            "origin": origin(),
-            "files": {str(p.relative_to(partial)): digest(p) for p in _files(partial)},
-        }
+        record = Record(
+            name=step.name,
+            kind=step.kind,
+            key=step.key,
+            settings=step.settings,
+            seconds=round(seconds, 2),
+            found=TypeAdapter(step.result).dump_python(found, mode="json"),
+            origin=origin(),
+            files=_digests(partial),
+        )
+        content = record.model_dump()
         content["digest"] = _digest(content)
-        record = partial / RECORD
-        record.write_text(json.dumps(content, indent=1))
-        sync(record)
-        target = self.path(step)
-        put_in_place(partial, target, self.folder / f".{step.folder_name}.replaced")
-        self._known[step.key] = Record(found, content["seconds"], content["origin"])
-
-
-class _RecordContent(Content):
-    key: str
-    digest: str
-    found: Any
-    seconds: float = Field(ge=0)
-    origin: dict[str, Any] = Field(default_factory=dict)
-    files: dict[str, str]
+        path = partial / RECORD
+        path.write_text(json.dumps(content, indent=1))
+        sync(path)
+        put_in_place(partial, self.path(step), self.folder / f".{step.folder_name}.replaced")
+        self._known[step.key] = record.model_copy(update={"found": found})
 
 
 class _DamagedError(MatsError):
-    """A step's record is not what was written."""
+    """A step's output is not what was written."""
 
 
-def _read(path: Path, step: Step[R]) -> Record[R]:
-    record = path / RECORD
-    if not record.is_file():
-        raise FileNotFoundError(f"{RECORD} is missing")
+def _read(folder: Path, step: Step[Any]) -> Record:
+    path = folder / RECORD
+    if not path.is_file():
+        raise _DamagedError(f"{RECORD} is missing")
     # What cannot be read just now is not thrown away.
-    text = read_bytes(record, DataError, MAX_BYTES)
-    content = parse_json(
-        decode(text, RECORD, _DamagedError), RECORD, _DamagedError, most_values=MAX_VALUES
-    )
-    typed = parse_as(content, _RecordContent, RECORD, _DamagedError)
-    if content.pop("digest") != _digest(content) or typed.key != step.key:
-        raise ValueError(f"{RECORD} was changed")
-    found = {str(p.relative_to(path)) for p in _files(path) if p.name != RECORD or p.parent != path}
-    if missing := sorted(set(typed.files) ^ found):
-        raise ValueError(f"{missing[0]} is missing or new")
-    for name, expected in typed.files.items():
-        if digest(path / name) != expected:
-            raise ValueError(f"{name} was changed")
-    result = parse_as(typed.found, step.result, RECORD, _DamagedError)
-    return Record(result, typed.seconds, typed.origin)
+    text = decode(read_bytes(path, DataError, MAX_BYTES), RECORD, _DamagedError)
+    content = parse_json(text, RECORD, _DamagedError, most_values=MAX_VALUES)
+    record = parse_as(content, Record, RECORD, _DamagedError)
+    if content.pop("digest", None) != _digest(content) or record.key != step.key:
+        raise _DamagedError(f"{RECORD} was changed")
+    there = _digests(folder)
+    for name in sorted(there.keys() | record.files.keys()):
+        if there.get(name) != record.files.get(name):
+            raise _DamagedError(f"{name} was changed, is missing or new")
+    found = parse_as(record.found, step.result, RECORD, _DamagedError)
+    return record.model_copy(update={"found": found})
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file())
+def _digests(folder: Path) -> dict[str, str]:
+    """Of all files but the record, by their names in the folder."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / RECORD)
+    return {str(path.relative_to(folder)): digest(path) for path in files}
 
 
 def _digest(content: Mapping[str, Any]) -> str:

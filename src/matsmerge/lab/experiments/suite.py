@@ -1,6 +1,7 @@
 """A suite in a file: base model, tasks, fine-tuning, statistics, methods, and what to find out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.files.strict_yaml import read_yaml
-from matsmerge.lab.experiments.sources import SOURCES
+from matsmerge.lab.experiments.sources import SOURCES, setting_problems
 from matsmerge.lab.experiments.studies import Studies
 from matsmerge.lab.experiments.studies.study import Names
 from matsmerge.lab.experiments.suite_parts import (
@@ -17,13 +18,11 @@ from matsmerge.lab.experiments.suite_parts import (
     Part,
     SuiteTask,
     Variant,
-    name_of,
 )
 from matsmerge.lab.experiments.suite_results import REFERENCES, SEQUENTIAL
 from matsmerge.lab.training.training_options import make_options as training_options
 from matsmerge.lab.tuning.search_space import SearchSpace
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, NUM_SEEDS
-from matsmerge.methods import METHODS
 from matsmerge.problems import problems_of
 from matsmerge.statistics.collection_options import make_options as statistics_options
 
@@ -52,69 +51,77 @@ class Suite(Part):
 
     @model_validator(mode="after")
     def _check(self) -> "Suite":
-        problems = list(_problems(self))
-        if problems:
+        if problems := _problems(self):
             raise ValueError("\n".join(problems))
         return self
 
 
-def _problems(suite: Suite) -> Iterator[str]:
+def _problems(suite: Suite) -> list[str]:
     """What does not fit together, such as names of one part that no other part has."""
+    problems = []
     if len(set(suite.seeds)) < len(suite.seeds) or min(suite.seeds) < 0:
-        yield f"seeds: expected different numbers from 0 on, found {suite.seeds}"
+        problems.append(f"seeds: expected different numbers from 0 on, found {suite.seeds}")
+    models = [{"name": name, "model": name} for name in suite.tasks]
     for name, method in suite.methods.items():
         if name in RESERVED:
-            yield f"methods: '{name}' is the name of a row that is no merge; choose another"
-        if (own := name_of(method.method)) not in METHODS:
-            yield f"methods: {name}: there is no method '{own}'{closest(own, METHODS)}"
-        else:
-            yield from _said_by(f"methods: {name}", _check_method, method, list(suite.tasks))
+            problems.append(
+                f"methods: '{name}' is the name of a row that is no merge; choose another"
+            )
+        with _noting(problems, f"methods: {name}"):
+            recipe = {"models": models, "base": "base", "method": method.method}
+            SearchSpace.parse(recipe, method.search).check()
     for name, variant in suite.variants.items():
-        yield from _said_by(f"variants: {name}", _check_variant, variant)
-        if others := set(variant.seeds or ()) - set(suite.seeds):
-            yield f"variants: {name}: seeds: {min(others)} is none of the suite's, {suite.seeds}"
+        with _noting(problems, f"variants: {name}"):
+            training_options(**{**variant.training, **(variant.joint or {})})
+            statistics_options(statistics=variant.statistics)
     for where, names, known in _names(suite):
         there = list(known)
-        yield from (
+        problems += [
             f"{where}: there is no '{name}'{closest(name, there)}"
             for name in names
             if name not in there
-        )
+        ]
+    for where, made in _made(suite):
+        if made.source in SOURCES:
+            found = setting_problems(made.source, made.settings)
+            problems += [f"{where}: settings: {problem}" for problem in found]
+    return problems
+
+
+@contextmanager
+def _noting(problems: list[str], where: str) -> Iterator[None]:
+    """Go on after an error, whose problems are noted with their place."""
+    try:
+        yield
+    except RecipeError as error:
+        problems += [f"{where}: {problem}" for problem in error.problems]
+
+
+def _made(suite: Suite) -> Iterator[tuple[str, Made | SuiteTask]]:
+    """What is made from packages."""
+    for base in (suite.base, *(variant.base for variant in suite.variants.values())):
+        if isinstance(base, Made):
+            yield "base", base
+    for name, task in suite.tasks.items():
+        if task.source is not None:
+            yield f"tasks: {name}", task
 
 
 def _names(suite: Suite) -> Iterator[Names]:
     """Names of other parts that each part of a suite uses."""
-    made = [suite.base, *(variant.base for variant in suite.variants.values())]
-    yield "base", [base.source for base in made if isinstance(base, Made)], SOURCES
-    for name, task in suite.tasks.items():
-        yield f"tasks: {name}: source", [task.source] if task.source else (), SOURCES
+    for where, made in _made(suite):
+        yield f"{where}: source", [str(made.source)], SOURCES
     for name, method in suite.methods.items():
         yield f"methods: {name}: variants", method.variants or (), suite.variants
     for name, variant in suite.variants.items():
         yield f"variants: {name}: models", variant.models or (), suite.tasks
+        yield f"variants: {name}: seeds", map(str, variant.seeds or ()), map(str, suite.seeds)
     yield "paper", suite.paper, suite.variants
     for title, study in suite.studies.asked().items():
+        yield f"studies: {title}: variants", study.variants or (), suite.variants
+        yield f"studies: {title}: seeds", map(str, study.seeds or ()), map(str, suite.seeds)
         for where, names, known in study.names(suite):
             yield f"studies: {title}: {where}", names, known
-
-
-def _said_by(where: str, check: Callable[..., None], *parts: Any) -> Iterator[str]:
-    """The problems that a check raises, each with its place."""
-    try:
-        check(*parts)
-    except RecipeError as error:
-        yield from (f"{where}: {problem}" for problem in error.problems)
-
-
-def _check_method(method: MethodOfSuite, names: Sequence[str]) -> None:
-    models = [{"name": name, "model": name} for name in names]
-    recipe = {"models": models, "base": "base", "method": method.method}
-    SearchSpace.parse(recipe, method.search).check()
-
-
-def _check_variant(variant: Variant) -> None:
-    training_options(**{**variant.training, **(variant.joint or {})})
-    statistics_options(statistics=variant.statistics)
 
 
 def suite_files() -> dict[str, Path]:
@@ -138,10 +145,7 @@ def find_suite(name: str) -> Suite:
 
 def read_suite(path: Path) -> Suite:
     """Read and check; everything that is wrong is one error."""
-    content = read_yaml(path, RecipeError)
-    if not isinstance(content, Mapping):
-        raise RecipeError(f"{path}: expected a mapping with keys such as 'base' and 'tasks'")
-    return _resolved(make_suite(path.name, {"name": path.stem, **content}), path)
+    return _resolved(make_suite(path.name, read_yaml(path, RecipeError)), path)
 
 
 def _resolved(suite: Suite, path: Path) -> Suite:
@@ -155,19 +159,25 @@ def _resolved(suite: Suite, path: Path) -> Suite:
         other = path.absolute().parent / Path(source).expanduser()
         return str(other) if other.exists() else source
 
-    def update(part: Any, *names: str) -> Any:
+    def update(part: Any, *names: str, **others: Any) -> Any:
         found = {name: getattr(part, name) for name in names}
-        return part.model_copy(update={n: place(v) for n, v in found.items() if v is not None})
+        places = {name: place(value) for name, value in found.items() if value is not None}
+        return part.model_copy(update={**others, **places})
 
-    parts = {
-        "tasks": {n: update(task, "data", "head", "tokenizer") for n, task in suite.tasks.items()},
-        "variants": {n: update(v, "base", "models") for n, v in suite.variants.items()},
-    }
-    return update(suite, "base").model_copy(update=parts)  # type: ignore[no-any-return]
+    resolved: Suite = update(
+        suite,
+        "base",
+        name=suite.name or path.stem,
+        tasks={n: update(task, "data", "head", "tokenizer") for n, task in suite.tasks.items()},
+        variants={n: update(v, "base", "models") for n, v in suite.variants.items()},
+    )
+    return resolved
 
 
-def make_suite(where: str, content: Mapping[str, Any]) -> Suite:
+def make_suite(where: str, content: Any) -> Suite:
     """A suite from plain data; everything that is wrong is one error."""
+    if not isinstance(content, Mapping):
+        raise RecipeError(f"{where}: expected a mapping with keys such as 'base' and 'tasks'")
     try:
         return Suite.model_validate(content)
     except ValidationError as error:

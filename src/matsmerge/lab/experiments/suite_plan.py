@@ -1,6 +1,5 @@
 """What a suite asks for: the steps to do, and their outcomes as results."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,29 +22,28 @@ class Plan:
     @cached_property
     def _asked(self) -> list[tuple[str, str, Asked]]:
         """Variants, studies, and what the studies ask for."""
-        return list(self._ask())
-
-    def _ask(self) -> Iterator[tuple[str, str, Asked]]:
+        found = []
         for title, study in self.suite.studies.asked().items():
             for name, variant in self.suite.variants.items():
                 seeds = variant.seeds or self.suite.seeds
                 setups = [Setup(self.suite, name, seed, self.local) for seed in seeds]
                 chosen = [setup for setup in setups if study.is_for(setup)]
                 for setup in chosen[:1] if study.of_one_seed else chosen:
-                    for asked in study.ask(setup):
-                        yield name, title, asked
+                    found += [(name, title, asked) for asked in study.ask(setup)]
+        return found
 
     @cached_property
     def steps(self) -> list[Step[Any]]:
         """All steps, those that others need first."""
-        return list(with_needs(asked.step for _, _, asked in self._asked))
+        return list(with_needs(step for _, _, asked in self._asked for step in asked.steps))
 
     def results(self, store: Store) -> dict[str, VariantResults]:
         """By variant, the results of what is done so far."""
         found: dict[str, dict[str, Any]] = {name: {} for name in self.suite.variants}
         for variant, title, asked in self._asked:
-            if store.load(asked.step) is not None:
-                found[variant].setdefault(title, []).extend(asked.results(store))
+            records = [store.load(step) for step in asked.steps]
+            if None not in records:
+                found[variant].setdefault(title, []).extend(asked.results(*records))
         studies = self.suite.studies
         for parts in found.values():
             for title, study in studies.asked().items():

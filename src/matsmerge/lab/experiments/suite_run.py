@@ -8,12 +8,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -26,7 +26,7 @@ from matsmerge.engine.machine import (
     starting_workers,
 )
 from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
-from matsmerge.files.guarded_files import Content, parse_as
+from matsmerge.files.guarded_files import parse_as
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.files.whole_outputs import held, put_text
 from matsmerge.lab.experiments.hub_check import check_hub
@@ -36,19 +36,12 @@ from matsmerge.lab.experiments.store import Record, Store
 from matsmerge.lab.experiments.suite import Suite, make_suite
 from matsmerge.lab.experiments.suite_plan import Plan
 from matsmerge.lab.experiments.suite_results import RESULTS, StepRecord, SuiteResults
-from matsmerge.lab.experiments.suite_setup import Local, local
+from matsmerge.lab.experiments.suite_setup import local
 from matsmerge.progress import AnyProgress, Progress, listener
 
 Done = tuple[Any, float]  # what a step found, and how many seconds it took
 
 STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
-
-
-class _Places(Content):
-    """Local folders that took the place of what a suite names, as `local.yaml` holds them."""
-
-    base: str | None = None
-    data: str | None = None
 
 
 def run_suite(
@@ -68,36 +61,23 @@ def run_suite(
     if num_workers is not None:
         check_workers(num_workers)
     folder = folder.absolute()
-    _check_local(base, data)
     _check_folder(folder)
     here = local(base, data, suite.tasks)
     check_hub(suite, here)
+    places = {name: str(p.absolute()) for name, p in (("base", base), ("data", data)) if p}
+    plan, store = Plan(suite, here), Store(folder / STEPS)
     with _room_on_disk(folder):
-        return _run_in(
-            folder, suite, here, {"base": base, "data": data}, num_workers, listener(progress)
-        )
-
-
-def _run_in(
-    folder: Path,
-    suite: Suite,
-    here: Local,
-    places: Mapping[str, Path | None],
-    num_workers: int | None,
-    progress: Progress,
-) -> SuiteResults:
-    (folder / STEPS).mkdir(parents=True, exist_ok=True)
-    with held(folder, "run"):
-        put_text(folder / SUITE, _as_yaml(suite))
-        given = {name: str(place.absolute()) for name, place in places.items() if place}
-        put_text(folder / LOCAL, yaml.safe_dump(given))
-        store = Store(folder / STEPS)
-        plan = Plan(suite, here)
-        try:
-            _run(plan.steps, store, num_workers or num_cores(), progress)
-        finally:
-            results = _results(plan, store)
-            put_text(folder / RESULTS, results.model_dump_json(indent=1))
+        store.folder.mkdir(parents=True, exist_ok=True)
+        with held(folder, "run"):
+            content = suite.model_dump(mode="json", exclude_unset=True)
+            text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+            put_text(folder / SUITE, text)
+            put_text(folder / LOCAL, yaml.safe_dump(places))
+            try:
+                _run(plan.steps, store, num_workers or num_cores(), listener(progress))
+            finally:
+                results = _results(plan, store)
+                put_text(folder / RESULTS, results.model_dump_json(indent=1))
     return results
 
 
@@ -128,29 +108,11 @@ def read_run(folder: Path) -> tuple[Suite, dict[str, Path]]:
     path = folder / SUITE
     if not path.exists():
         raise DataError(f"{folder}: no run of a suite: it has no {SUITE}")
-    content = read_yaml(path, DataError)
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: is no suite; it was damaged or edited")
-    suite = make_suite(str(path), content)
+    suite = make_suite(str(path), read_yaml(path, DataError))
     places = folder / LOCAL
     given = read_yaml(places, DataError) if places.exists() else {}
-    found = parse_as(given, _Places, str(places), DataError)
-    return suite, {name: Path(place) for name, place in found if place is not None}
-
-
-def _as_yaml(suite: Suite) -> str:
-    content = suite.model_dump(mode="json", exclude_unset=True)
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-
-
-def _check_local(base: Path | None, data: Path | None) -> None:
-    problems = [
-        f"{option} {path}: no such folder"
-        for option, path in (("--base", base), ("--data", data))
-        if path is not None and not path.is_dir()
-    ]
-    if problems:
-        raise DataError(problems)
+    found = parse_as(given, dict[Literal["base", "data"], str], str(places), DataError)
+    return suite, {name: Path(place) for name, place in found.items()}
 
 
 def _check_folder(folder: Path) -> None:
@@ -173,8 +135,7 @@ def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progr
     if not waiting:
         return
     running: dict[Future[Done], Step[Any]] = {}
-    pool = _pool(num_workers)
-    try:
+    with _beginning(num_workers) as begin:
         while waiting or running:
             for step in list(waiting):
                 needed = [need.key for need in step.needs if isinstance(need, Step)]
@@ -184,8 +145,7 @@ def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progr
                     places = Places({need.key: store.output(need) for need in step.needs})
                     partial = store.partial(step)
                     partial.mkdir(exist_ok=True)
-                    future = pool.submit(_perform, step, places, partial)
-                    running[future] = step
+                    running[begin(step, places, partial)] = step
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             # What went well is kept before it is said what did not.
             for future in sorted(finished, key=lambda f: f.exception() is not None):
@@ -195,12 +155,6 @@ def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progr
                 done.add(step.key)
                 progress.note(f"{step.name}: {seconds:.1f} s")
                 progress.advance(1, _names(running.values()))
-    except BaseException:
-        for process in list((getattr(pool, "_processes", None) or {}).values()):
-            process.terminate()  # a step may take an hour
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _names(steps: Iterable[Step[Any]]) -> str:
@@ -214,36 +168,41 @@ def _has_room(step: Step[Any], running: Mapping[Any, Step[Any]], num_workers: in
     return len(running) < num_workers
 
 
-def _pool(num_workers: int) -> Executor:
-    """Processes that stay for several steps; or just this one."""
+@contextmanager
+def _beginning(num_workers: int) -> Iterator[Callable[[Step[Any], Places, Path], "Future[Done]"]]:
+    """What begins a step: in one of several processes, which stay for others, or right here."""
     if num_workers == 1:
-        return _Here()
-    return _Processes(
+        yield _done_here
+        return
+    pool = ProcessPoolExecutor(
         num_workers,
         multiprocessing.get_context("spawn"),
-        initializer=_begin,
+        initializer=_become_worker,
         initargs=(max(1, num_cores() // num_workers),),
     )
 
-
-class _Processes(ProcessPoolExecutor):
-    """Processes that Ctrl-C does not reach, from their first moment on; we take them along."""
-
-    def submit(self, function: Any, /, *arguments: Any, **keywords: Any) -> "Future[Any]":
+    def begin(step: Step[Any], places: Places, out: Path) -> "Future[Done]":
+        # Ctrl-C does not reach the processes, from their first moment on; we take them along.
         with starting_workers():
-            return super().submit(function, *arguments, **keywords)
+            return pool.submit(_perform, step, places, out)
+
+    try:
+        yield begin
+    except BaseException:
+        for process in list((getattr(pool, "_processes", None) or {}).values()):
+            process.terminate()  # a step may take an hour
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
-class _Here(Executor):
-    """One step after the other in this process."""
-
-    def submit(self, function: Any, /, *arguments: Any, **_: Any) -> "Future[Any]":
-        future: Future[Any] = Future()
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-        return future
+def _done_here(step: Step[Any], places: Places, out: Path) -> "Future[Done]":
+    future: Future[Done] = Future()
+    try:
+        future.set_result(_perform(step, places, out))
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def _outcome(future: "Future[Done]", step: Step[Any]) -> Done:
@@ -259,8 +218,8 @@ def _outcome(future: "Future[Done]", step: Step[Any]) -> Done:
         ) from error
 
 
-def _begin(num_threads: int) -> None:
-    """Begin as a worker: the parent deals with Ctrl-C, and takes us along when it dies."""
+def _become_worker(num_threads: int) -> None:
+    """Let the parent deal with Ctrl-C, and take us along when it dies."""
     import torch
 
     become_worker()
@@ -309,18 +268,12 @@ def _results(plan: Plan, store: Store) -> SuiteResults:
             if (record := records[s.key]) is not None
         ],
         **origin(),
-        replaced=_replaced(plan.local),
+        replaced=plan.local.described,
         notes=[*store.notes, *_differences([r for r in records.values() if r is not None])],
     )
 
 
-def _replaced(here: Local) -> list[str]:
-    """The local files that took the place of what the suite names."""
-    base = [] if here.base is None else [f"base model: {here.base.path.name}"]
-    return base + [f"data of {task}: {given.path.name}" for task, given in here.data.items()]
-
-
-def _differences(records: Sequence[Record[Any]]) -> list[str]:
+def _differences(records: Sequence[Record]) -> list[str]:
     """Notes on versions, commits and machines that differ between steps."""
     notes = []
     for what in ("versions", "commit", "machine"):

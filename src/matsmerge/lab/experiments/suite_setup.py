@@ -14,7 +14,6 @@ from matsmerge.lab.experiments.steps import Collect, Make, Merge, Merging, Score
 from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant
 from matsmerge.lab.experiments.suite_results import INDIVIDUAL
 from matsmerge.lab.training.training_options import make_options as training_options
-from matsmerge.methods.method import Method
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.collection_options import make_options as statistics_options
 from matsmerge.tasks.task_file import TaskFile
@@ -22,8 +21,7 @@ from matsmerge.tasks.task_file import TaskFile
 if TYPE_CHECKING:
     from matsmerge.lab.experiments.suite import Suite
 
-SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
-NOTHING = MethodOfSuite(method={"name": "task_arithmetic", "scale": 0.0})  # gives the base
+SUFFIXES = ("", ".jsonl", ".jsonl.gz", ".json", ".csv", ".tsv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -33,24 +31,33 @@ class Local:
     base: Given | None = None
     data: Mapping[str, Given] = field(default_factory=dict)  # by task
 
+    @property
+    def described(self) -> list[str]:
+        """What they take the place of, and their names."""
+        base = [] if self.base is None else [f"base model: {self.base.path.name}"]
+        return base + [f"data of {task}: {given.path.name}" for task, given in self.data.items()]
+
 
 NOTHING_LOCAL = Local()
 
 
 def local(base: Path | None, data: Path | None, tasks: Collection[str]) -> Local:
     """A folder with a model, and one with a file or a folder for each task."""
+    folders = {"--base": base, "--data": data}
+    missing = [(option, path) for option, path in folders.items() if path and not path.is_dir()]
+    if missing:
+        raise DataError([f"{option} {path}: no such folder" for option, path in missing])
     found: dict[str, Given] = {}
-    for task in tasks if data is not None else ():
-        assert data is not None
-        for place in (data / task, *(data / f"{task}{suffix}" for suffix in SUFFIXES)):
-            if place.exists():
+    if data is not None:
+        for task in tasks:
+            places = (data / f"{task}{suffix}" for suffix in SUFFIXES)
+            if (place := next((p for p in places if p.exists()), None)) is not None:
                 found[task] = Given.at(place)
-                break
-    if data is not None and not found:
-        raise DataError(
-            f"--data {data}: has nothing for the suite's tasks ({', '.join(tasks)}); expected "
-            "TASK.jsonl or a folder TASK with train.jsonl and so on"
-        )
+        if not found:
+            raise DataError(
+                f"--data {data}: has nothing for the suite's tasks ({', '.join(tasks)}); expected "
+                "TASK.jsonl or a folder TASK with train.jsonl and so on"
+            )
     return Local(None if base is None else Given.at(base), found)
 
 
@@ -62,6 +69,7 @@ class Setup:
     variant_name: str
     seed: int
     local: Local = NOTHING_LOCAL
+    taken: tuple[str, str] | None = None  # expectation and split, if not the variant's
 
     @property
     def variant(self) -> Variant:
@@ -149,22 +157,20 @@ class Setup:
             own.pop("target_modules", None), own.pop("feedforward_modules", None)
         return self._train(f"{donor} then {target}", self.model(donor), [target], own)
 
-    def statistics(
-        self, task: str, *, expectation: str | None = None, split: str | None = None
-    ) -> Collect:
+    def statistics(self, task: str) -> Collect:
         """Statistics of a task's own model on its own data."""
         variant = self.variant
-        how = " ".join(part for part in (expectation, split) if part)
+        expectation, split = self.taken or (variant.expectation, variant.split)
         return Collect(
-            name=f"collect {self.name} {task} {how}".strip(),
+            name=" ".join(["collect", self.name, task, *(self.taken or ())]),
             model=self.model(task),
             task=self._task(task),
             options=statistics_options(
                 statistics=variant.statistics,
-                fisher=expectation or variant.expectation,
+                fisher=expectation,
                 seed=self.seed,
             ),
-            split=split or variant.split,
+            split=split,
             num_examples=variant.num_examples,
             batch_size=self.suite.batch_size,
         )
@@ -174,24 +180,19 @@ class Setup:
         method: MethodOfSuite,
         tasks: list[str] | None = None,
         *,
-        with_statistics: bool | None = None,  # None: if the method reads them
-        expectation: str | None = None,
-        split: str | None = None,
+        with_statistics: bool = False,  # even if the method reads none
     ) -> Merging:
         """The models of some tasks, by default of all, to merge by a method."""
         tasks = tasks or list(self.suite.tasks)
-        if with_statistics is None:
-            with_statistics = needs_statistics(method)
-        statistics = {
-            task: self.statistics(task, expectation=expectation, split=split)
-            for task in (tasks if with_statistics else ())
-        }
+        recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": method.method})
+        parsed = recipe.method.at_depth(0)
+        wanted = tasks if with_statistics or parsed.needed_statistics else []
         return Merging(
             self.base(),
             self.models(tasks),
-            statistics,
+            {task: self.statistics(task) for task in wanted},
             method.method,
-            _parsed(method).model_dump(mode="json"),
+            parsed.model_dump(mode="json"),
             self.variant.heads,
         )
 
@@ -204,19 +205,11 @@ class Setup:
         scored: list[str] | None = None,
         init: Merge | None = None,
         keep_model: bool = False,
-        expectation: str | None = None,
-        split: str | None = None,
     ) -> Merge:
         """A method, tuned by validation and tested; by default of all models on all tasks."""
         return Merge(
             name=f"merge {self.name} {title}",
-            merging=self.merging(
-                method,
-                merged,
-                with_statistics=None if init is None else True,
-                expectation=expectation,
-                split=split,
-            ),
+            merging=self.merging(method, merged, with_statistics=init is not None),
             tasks=self.tasks(scored or merged),
             scoring=self.scoring,
             search=method.search,
@@ -227,10 +220,6 @@ class Setup:
     def compared(self, name: str) -> Merge:
         """One of the suite's methods on all tasks."""
         return self.merge(name, self.methods[name], keep_model=True)
-
-    def untouched(self) -> Merge:
-        """The base model, with each task's head."""
-        return self.merge("base", NOTHING)
 
     def score(
         self, row: str, models: Mapping[str, Source], tasks: list[str] | None = None
@@ -253,13 +242,3 @@ def _given(name: str) -> Source:
     """A local file or folder by its content; anything else is a name on the hub."""
     path = Path(name).expanduser()
     return Given.at(path) if path.exists() else name
-
-
-def needs_statistics(method: MethodOfSuite) -> bool:
-    """Whether a method reads statistics."""
-    return bool(_parsed(method).needed_statistics)
-
-
-def _parsed(method: MethodOfSuite) -> Method:
-    recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": method.method})
-    return recipe.method.at_depth(0)

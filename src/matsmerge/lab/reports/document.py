@@ -22,6 +22,9 @@ class Cell:
         return f"{self.text} ± {self.error}" if self.error else self.text
 
 
+Column = tuple[str, Sequence[Cell | str]]  # its head, and a cell for each row
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of cells; the first column names the row. `marked` rows stand out."""
@@ -32,6 +35,11 @@ class Table:
     marked: frozenset[int] = frozenset()
     folded: bool = False
     in_markdown: bool = True  # a long one is only on the page
+
+    @classmethod
+    def of_columns(cls, columns: Sequence[Column], title: str = "", **more: Any) -> "Table":
+        heads, cells = zip(*columns, strict=True)
+        return cls(list(heads), list(map(list, zip(*cells, strict=True))), title, **more)
 
     @property
     def are_words(self) -> list[bool]:

@@ -1,7 +1,6 @@
 """The report of one merge: its folder, scores if there are any, and what was tried."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,30 +32,6 @@ MERGE, TUNING, MODEL = "merge.json", "tuning.json", "model"
 _NO_MERGES = (INDIVIDUAL, ENSEMBLE, "base", "joint")
 
 
-@dataclass(frozen=True)
-class _Merge:
-    """What is known of a merge."""
-
-    content: Mapping[str, Any]  # of merge.json
-    tuning: Mapping[str, Any]  # of tuning.json; empty if there is none
-    scores: ScoreTable | None
-    subspaces: Mapping[str, Any] | str | None
-
-    @property
-    def recipe(self) -> Mapping[str, Any]:
-        found = self.content["recipe"]
-        assert isinstance(found, dict)
-        return found
-
-    @property
-    def method(self) -> str:
-        return merge_details.describe_method(self.recipe)
-
-    @property
-    def named(self) -> dict[str, Mapping[str, Any]]:
-        return {self.method.partition(" (")[0]: self.content}
-
-
 def merge_report(
     folder: Path, scores: Sequence[Path] = (), subspaces: Mapping[str, Any] | str | None = None
 ) -> Report:
@@ -64,14 +39,28 @@ def merge_report(
     content = read_merge_file(folder / MERGE)
     tuning = read_tuning_report(folder / TUNING) if (folder / TUNING).exists() else {}
     table = _score_table(read_scores(scores), folder, content) if scores else None
-    merge = _Merge(content, tuning, table, subspaces)
-    models = [_model_name(entry) for entry in merge.recipe["models"]]
-    base = merge.recipe.get("base")
-    base = f" from {merge_details.short_source(base)}" if base else ""
+    recipe = content["recipe"]
+    method = merge_details.describe_method(recipe)
+    name = method.partition(" (")[0]
+    models = [_model_name(entry) for entry in recipe["models"]]
+    base = f" from {merge_details.short_source(recipe['base'])}" if recipe.get("base") else ""
+    # What a report has is made by a function in a file of `sections/`, or here.
+    sections: dict[str, list[Block]] = {
+        "What was merged": _what_was_merged(content),
+        "Scores": score_blocks(table, f"Test scores: {table.unit}") if table else [],
+        "What was tried": tuning_trials(tuning),
+        "Convergence of layers": merge_details.convergence({name: content}),
+        "Subspaces": [Paragraph(subspaces)]
+        if isinstance(subspaces, str)
+        else overlap_blocks(subspaces),
+        "Left to otherwise": merge_details.otherwise({name: content}),
+        "Recipe": [merge_details.recipe_code("recipe.yaml", recipe)],
+        "Provenance": _provenance(content, tuning),
+    }
     return Report(
-        f"{count(len(models), 'model')} merged by {next(iter(merge.named))}",
-        f"{', '.join(models)}: each fine-tuned{base}, now one model, merged by {merge.method}.",
-        [Section(title, make(merge)) for title, make in _SECTIONS.items()],
+        f"{count(len(models), 'model')} merged by {name}",
+        f"{', '.join(models)}: each fine-tuned{base}, now one model, merged by {method}.",
+        [Section(title, blocks) for title, blocks in sections.items()],
         _key_figures(table, content),
         made_by=f"matsmerge {content.get('versions', {}).get('matsmerge', '')}".strip(),
     )
@@ -160,48 +149,30 @@ def _key_figures(table: ScoreTable | None, merge: Mapping[str, Any]) -> list[Key
     ]
 
 
-def _what_was_merged(merge: _Merge) -> list[Block]:
+def _what_was_merged(content: Mapping[str, Any]) -> list[Block]:
     examples = {
-        one["name"]: sum(one["num_examples"].values())
-        for one in merge.content.get("inputs", ())
+        one["name"]: f"{sum(one['num_examples'].values()):,}"
+        for one in content.get("inputs", ())
         if isinstance(one.get("num_examples"), dict)
     }
     rows = []
-    for entry in merge.recipe["models"]:
-        name = _model_name(entry)
-        num = examples.get(name)
-        weight = entry.get("weight", 1.0)
-        rows.append(
-            [
-                name,
-                merge_details.short_source(entry["model"]),
-                f"{weight:g}" if isinstance(weight, (int, float)) else str(weight),
-                NOTHING if num is None else f"{num:,}",
-            ]
-        )
-    heads = ["", "model", "weight", "examples of its statistics"]
-    blocks: list[Block] = [Table(heads, rows, "Models")]
-    heads = sorted(
-        {name for names in (merge.content.get("heads") or {}).values() for name in names}
-    )
-    text = f"Each model keeps its own head, which is not merged: {', '.join(heads)}."
-    return [*blocks, Paragraph(text)] if merge.content.get("heads") else blocks
+    for entry in content["recipe"]["models"]:
+        name, weight = _model_name(entry), entry.get("weight", 1.0)
+        shown = f"{weight:g}" if isinstance(weight, (int, float)) else str(weight)
+        source = merge_details.short_source(entry["model"])
+        rows.append([name, source, shown, examples.get(name, NOTHING)])
+    columns = ["", "model", "weight", "examples of its statistics"]
+    blocks: list[Block] = [Table(columns, rows, "Models")]
+    if kept := content.get("heads"):
+        heads = ", ".join(sorted({name for names in kept.values() for name in names}))
+        blocks.append(Paragraph(f"Each model keeps its own head, which is not merged: {heads}."))
+    return blocks
 
 
-def _scores(merge: _Merge) -> list[Block]:
-    table = merge.scores
-    return score_blocks(table, f"Test scores: {table.unit}") if table else []
-
-
-def _subspaces(merge: _Merge) -> list[Block]:
-    found = merge.subspaces
-    return [Paragraph(found)] if isinstance(found, str) else overlap_blocks(found)
-
-
-def _provenance(merge: _Merge) -> list[Block]:
-    content, kinds = merge.content, ("source", "statistics", "data")
+def _provenance(content: Mapping[str, Any], tuning: Mapping[str, Any]) -> list[Block]:
+    kinds = ("source", "statistics", "data")
     rows = [[f"{name} version", str(v)] for name, v in content.get("versions", {}).items()]
-    rows += [[f"tuning, {key}", str(v)] for key, v in merge.tuning.get("options", {}).items() if v]
+    rows += [[f"tuning, {key}", str(v)] for key, v in tuning.get("options", {}).items() if v]
     inputs = [
         [one["name"], kind, str(one.get("fingerprint") or NOTHING)[:16]]
         for one in content.get("inputs", ())
@@ -217,16 +188,3 @@ def _provenance(merge: _Merge) -> list[Block]:
 
 def _model_name(entry: Mapping[str, Any]) -> str:
     return str(entry.get("name") or merge_details.short_source(entry["model"]))
-
-
-# What a report has is a function in a file of `sections/`, or here, and a line in this table.
-_SECTIONS: dict[str, Callable[[_Merge], list[Block]]] = {
-    "What was merged": _what_was_merged,
-    "Scores": _scores,
-    "What was tried": lambda merge: tuning_trials(merge.tuning),
-    "Convergence of layers": lambda merge: merge_details.convergence(merge.named),
-    "Subspaces": _subspaces,
-    "Left to otherwise": lambda merge: merge_details.otherwise(merge.named),
-    "Recipe": lambda merge: [merge_details.recipe_code("recipe.yaml", merge.recipe)],
-    "Provenance": _provenance,
-}

@@ -16,15 +16,14 @@ _MAX_BYTES = 32 * 2**20  # of second moments; decomposing more takes minutes
 
 
 def find_subspaces(
-    folder: Path,
-    *,
-    whatever_it_takes: bool = False,
-    progress: AnyProgress | None = None,
+    folder: Path, wanted: bool | None = None, progress: AnyProgress | None = None
 ) -> dict[str, Any] | str | None:
     """In the form of `mats inspect --subspace --json`; None where something is missing.
 
-    A sentence where it would take long and `whatever_it_takes` is not given.
+    Unless they are `wanted`, a sentence where it would take long.
     """
+    if wanted is False:
+        return None
     has_base = bool(read_merge_file(folder / MERGE)["recipe"].get("base"))
     place = folder / MODEL if (folder / MODEL).is_dir() else folder
     paths = read_paths(place)
@@ -42,7 +41,7 @@ def find_subspaces(
         ]
         base = open_checkpoint(bases[0]) if bases else None
         prepared = prepare_view(tasks, open_checkpoint(place), base)
-        if prepared.num_bytes > _MAX_BYTES and not whatever_it_takes:
+        if prepared.num_bytes > _MAX_BYTES and not wanted:
             size = f"{prepared.num_bytes / 2**20:,.0f} MiB"
             return (
                 f"The tasks' subspaces were not looked at, for decomposing {size} of statistics "

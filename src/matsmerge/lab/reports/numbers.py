@@ -2,11 +2,9 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from matsmerge.lab.experiments.score_tables import mean_and_error
 from matsmerge.lab.reports.document import Cell
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -68,17 +66,6 @@ def choice_text(choice: Mapping[str, Any]) -> str:
     )
 
 
-def score_cell(
-    values: Sequence[float], *, best: bool = False, error: float | None = None
-) -> Cell | str:
-    """Mean and standard error over seeds; of one seed, the error over examples if given."""
-    if not values:
-        return NOTHING
-    mean, over_seeds = mean_and_error(values)
-    spread = error if over_seeds is None else over_seeds
-    return Cell(percent(mean), "" if spread is None else percent(spread), best)
-
-
 def paper_cell(text: str) -> Cell:
     return Cell(text, papers=True)
 
@@ -89,7 +76,3 @@ def grouped(pairs: Iterable[tuple[Any, Value]]) -> dict[Any, list[Value]]:
     for key, value in pairs:
         found[key].append(value)
     return found
-
-
-def mean_of(values: Sequence[float]) -> float | None:
-    return fmean(values) if values else None

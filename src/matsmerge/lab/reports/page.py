@@ -1,7 +1,6 @@
 """A report as one page that needs nothing else: no network, no other file."""
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -33,10 +32,13 @@ def to_page(report: doc.Report) -> str:
     warnings = "".join(map(_warning, report.warnings))
     drawing = {
         "figures": figures,
-        "template": TEMPLATE.to_plotly_json(),
+        "template": TEMPLATE,
         "dark": dict(COLOURS.values()),
         "series": SERIES,
     }
+    encoder = import_optional("plotly.utils").PlotlyJSONEncoder  # what is no number becomes null
+    data = json.dumps(drawing, cls=encoder, separators=(",", ":"))
+    data = data.replace("<", "\\u003c")  # so that it cannot end the script it stands in
     made_by = f"<footer>Made by {escape(report.made_by)}.</footer>" if report.made_by else ""
     return f"""<!doctype html>
 <html lang="en">
@@ -68,7 +70,7 @@ def to_page(report: doc.Report) -> str:
 </main>
 </div>
 <p id="said" role="status" class="hidden"></p>
-<script type="application/json" id="figures">{_json(drawing)}</script>
+<script type="application/json" id="figures">{data}</script>
 <script>{import_optional("plotly.offline").get_plotlyjs()}</script>
 <script>{_shipped("page.js")}</script>
 </body>
@@ -86,19 +88,6 @@ def _variables() -> str:
         "".join(f"--{name}: {both[i]}; " for name, both in COLOURS.items()) for i in (0, 1)
     )
     return f':root {{ --font: {FONT}; {light}}} :root[data-theme="dark"] {{ {dark}}}\n'
-
-
-def _json(content: Any) -> str:
-    """JSON that cannot end the script it stands in; what is no number is null."""
-    return json.dumps(_finite(content), separators=(",", ":")).replace("<", "\\u003c")
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _section(section: doc.Section, figures: list[dict[str, Any]]) -> str:

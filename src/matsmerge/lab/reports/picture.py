@@ -28,7 +28,6 @@ def check_picture() -> None:
 
 def draw(plot: go.Figure, suffix: str) -> bytes:
     """The bytes of a .png or .svg file."""
-    check_picture()
     kaleido = import_optional("kaleido")
     size = {"width": plot.layout.width or _WIDTH, "height": plot.layout.height}
     for i, trace in enumerate(plot.data):

@@ -1,23 +1,24 @@
-"""From a run's folder to files that are written whole or not at all."""
+"""Reports and figures as files, which are written whole or not at all."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from matsmerge.errors import DataError
 from matsmerge.files.output_place import check_file
 from matsmerge.files.whole_outputs import put_bytes
 from matsmerge.lab.experiments.suite_results import RESULTS, SuiteResults, read_results
 from matsmerge.lab.reports import picture
-from matsmerge.lab.reports.document import Report
+from matsmerge.lab.reports.document import Report, Section
 from matsmerge.lab.reports.markdown import to_markdown
 from matsmerge.lab.reports.merge_report import MERGE, merge_report
+from matsmerge.lab.reports.merge_subspaces import find_subspaces
 from matsmerge.lab.reports.page import to_page
 from matsmerge.lab.reports.sections.score_dots import COMPARISON
+from matsmerge.lab.reports.sections.subspace_figures import view_figures
 from matsmerge.lab.reports.suite_report import suite_report
-
-Subspaces = Callable[[Path], Mapping[str, Any] | str | None]
+from matsmerge.lab.subspaces.subspace_findings import SubspaceView
+from matsmerge.progress import AnyProgress
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,12 @@ class Outputs:
 
     def check(self, *, overwrite: bool) -> None:
         """Refuse what must not or cannot be written, before any work."""
-        for path, suffixes in (
-            (self.page, [".html"]),
-            (self.markdown, [".md"]),
-            (self.picture, picture.SUFFIXES),
-        ):
-            if path is not None:
-                check_file(path, *suffixes, overwrite=overwrite)
+        if self.page is not None:
+            check_file(self.page, ".html", overwrite=overwrite)
+        if self.markdown is not None:
+            check_file(self.markdown, ".md", overwrite=overwrite)
         if self.picture is not None:
+            check_file(self.picture, *picture.SUFFIXES, overwrite=overwrite)
             picture.check_picture()
 
 
@@ -47,11 +46,12 @@ def write_report(
     *,
     scores: Sequence[Path] = (),
     overwrite: bool = False,
-    subspaces: Subspaces = lambda _: None,
+    subspaces: bool | None = None,
+    progress: AnyProgress | None = None,
 ) -> None:
     """Write what was asked for about a suite's or a merge's folder.
 
-    `subspaces` finds those of a merge's tasks; they take a while to decompose.
+    The `subspaces` of a merge's tasks take a while to decompose; None: if it is quick.
     """
     outputs.check(overwrite=overwrite)
     results = _suite_results(run)
@@ -59,7 +59,10 @@ def write_report(
         raise DataError(f"{run}: a suite has its own scores; --scores is for a merged model")
     if results is None and outputs.picture is not None and not scores:
         raise DataError(f"{run}: a picture compares scores; give those of this merge with --scores")
-    report = suite_report(results) if results else merge_report(run, scores, subspaces(run))
+    if results is not None:
+        report = suite_report(results)
+    else:
+        report = merge_report(run, scores, find_subspaces(run, subspaces, progress))
     contents = {}  # all of them, before any is written
     if outputs.page is not None:
         contents[outputs.page] = to_page(report).encode()
@@ -69,6 +72,26 @@ def write_report(
         contents[outputs.picture] = _picture(report, outputs.picture.suffix)
     for path, content in contents.items():
         put_bytes(path, content)
+
+
+def check_figure(target: Path) -> None:
+    """Refuse a file that cannot be written or drawn, before any work."""
+    check_file(target, ".html", *picture.SUFFIXES, overwrite=True)
+    if target.suffix in picture.SUFFIXES:
+        picture.check_picture()
+
+
+def write_figure(view: SubspaceView, target: Path) -> None:
+    """One figure below the other on a page; side by side in a picture."""
+    figures = view_figures(view)
+    if target.suffix == ".html":
+        sections = [Section(figure.title, [figure]) for figure in figures]
+        about = f"{', '.join(view.tasks)}, in {len(view.layers)} layers."
+        report = Report("Task parameter subspaces", about, sections, kind="Subspaces")
+        put_bytes(target, to_page(report).encode())
+    else:
+        plots = {figure.title: figure.plot for figure in figures}
+        put_bytes(target, picture.draw(picture.panels(plots, side_by_side=True), target.suffix))
 
 
 def _picture(report: Report, suffix: str) -> bytes:

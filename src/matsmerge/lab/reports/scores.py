@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from matsmerge.lab.reports.document import Cell, KeyFigure, Table
+from matsmerge.lab.experiments.score_tables import mean_and_error
+from matsmerge.lab.reports.document import Cell, Column, KeyFigure, Table
 from matsmerge.lab.reports.numbers import NOTHING, fixed, paper_cell
 
 
@@ -22,6 +23,14 @@ class Score:
         value, error = factor * value, None if error is None else factor * error
         known = error is not None and math.isfinite(error)
         return cls(value, error if known else None) if math.isfinite(value) else None
+
+    @classmethod
+    def over_seeds(cls, shares: Sequence[float], error: float | None = None) -> "Score | None":
+        """The mean of shares in percent; of one alone, `error` is that over examples."""
+        if not shares:
+            return None
+        mean, over_seeds = mean_and_error(shares)
+        return cls.of(mean, error if over_seeds is None else over_seeds, factor=100)
 
 
 @dataclass(frozen=True)
@@ -63,45 +72,49 @@ class ScoreTable:
         merges = [row for row in self.ordered if not row.is_reference and row.mean]
         return merges[0] if merges else None
 
-    def row(self, name: str) -> ScoreRow | None:
-        return next((row for row in self.rows if row.name == name), None)
-
     def show(self, value: float | None) -> str:
         return fixed(value, self.digits)
 
 
-def score_rows(table: ScoreTable, title: str = "") -> Table:
-    """Every model's scores; the best merge of each column is marked."""
-    has_mean = any(row.mean for row in table.rows)
-    has_paper = any(row.paper is not None for row in table.rows)
-    columns = [[row.mean for row in table.ordered]] if has_mean else []
-    columns += [[row.tasks.get(task) for row in table.ordered] for task in table.tasks]
-    shown: list[list[Cell | str]] = [[row.name for row in table.ordered]]
-    shown += [_column(table, scores) for scores in columns]
-    heads = ["", *(["mean"] if has_mean else []), *table.tasks]
-    if has_paper:
-        place = 1 + has_mean
-        heads.insert(place, "paper's mean")
-        shown.insert(place, [paper_cell(table.show(row.paper)) for row in table.ordered])
-    marked = frozenset(i for i, row in enumerate(table.ordered) if row.is_this)
-    return Table(heads, list(map(list, zip(*shown, strict=True))), title, marked)
-
-
-def _column(table: ScoreTable, scores: Sequence[Score | None]) -> list[Cell | str]:
-    pairs = zip(table.ordered, scores, strict=True)
-    merges = [score.value for row, score in pairs if score and not row.is_reference]
+def score_cells(
+    scores: Sequence[Score | None],
+    are_merges: Sequence[bool],
+    digits: int = 1,
+    higher_is_better: bool = True,
+) -> list[Cell | str]:
+    """A column of scores; the best merge in it is marked."""
+    pairs = list(zip(scores, are_merges, strict=True))
+    merges = [score.value for score, is_merge in pairs if score and is_merge]
     # With one merge, being the best of all says nothing.
-    best = (max if table.higher_is_better else min)(merges) if len(merges) > 1 else None
+    best = (max if higher_is_better else min)(merges) if len(merges) > 1 else None
     return [
         Cell(
-            table.show(score.value),
-            "" if score.error is None else table.show(score.error),
-            not row.is_reference and score.value == best,
+            fixed(score.value, digits),
+            "" if score.error is None else fixed(score.error, digits),
+            is_merge and score.value == best,
         )
         if score
         else NOTHING
-        for row, score in zip(table.ordered, scores, strict=True)
+        for score, is_merge in pairs
     ]
+
+
+def score_rows(table: ScoreTable, title: str = "") -> Table:
+    """Every model's scores; the best merge of each column is marked."""
+    rows = table.ordered
+    are_merges = [not row.is_reference for row in rows]
+
+    def column(head: str, scores: Sequence[Score | None]) -> Column:
+        return head, score_cells(scores, are_merges, table.digits, table.higher_is_better)
+
+    columns: list[Column] = [("", [row.name for row in rows])]
+    if any(row.mean for row in rows):
+        columns.append(column("mean", [row.mean for row in rows]))
+    if any(row.paper is not None for row in rows):
+        columns.append(("paper's mean", [paper_cell(table.show(row.paper)) for row in rows]))
+    columns += [column(task, [row.tasks.get(task) for row in rows]) for task in table.tasks]
+    marked = frozenset(i for i, row in enumerate(rows) if row.is_this)
+    return Table.of_columns(columns, title, marked=marked)
 
 
 def paper_rows(table: ScoreTable) -> Table | None:
@@ -117,27 +130,29 @@ def paper_rows(table: ScoreTable) -> Table | None:
 
 def key_figures(table: ScoreTable, average: str, individual: str) -> list[KeyFigure]:
     """The merge it is about or the best one, what to compare it with, and the gap it closes."""
-    this = next((row for row in table.rows if row.is_this and row.mean), None)
-    subject, best = this or table.best, table.best
-    below, above = table.row(average), table.row(individual)
-    if subject is None or subject.mean is None:
+    means = {row.name: row.mean for row in table.rows if row.mean}
+    this = next((row.name for row in table.rows if row.is_this and row.mean), None)
+    best = table.best.name if table.best else None
+    subject = this or best
+    if subject is None:
         return []
-    value = subject.mean.value
-    error = "" if subject.mean.error is None else f" ± {table.show(subject.mean.error)}"
-    label, note = ("this merge", table.unit) if this else ("best merge", subject.name)
-    found = [KeyFigure(label, table.show(value) + error, note)]
-    if this and best is not None and best is not this and best.mean:
-        found.append(KeyFigure("best of those scored", table.show(best.mean.value), best.name))
-    if above and above.mean:
-        difference = f"{value - above.mean.value:+.{table.digits}f}".replace("-", "−")
+    value, error = means[subject].value, means[subject].error
+    shown = table.show(value) + ("" if error is None else f" ± {table.show(error)}")
+    label, note = ("this merge", table.unit) if this else ("best merge", subject)
+    found = [KeyFigure(label, shown, note)]
+    if best not in (None, subject):
+        found.append(KeyFigure("best of those scored", table.show(means[best].value), best))
+    above, below = means.get(individual), means.get(average)
+    if above:
+        difference = f"{value - above.value:+.{table.digits}f}".replace("-", "−")
         found.append(
-            KeyFigure("individual models", table.show(above.mean.value), f"{label}: {difference}")
+            KeyFigure("individual models", table.show(above.value), f"{label}: {difference}")
         )
-    if below and below.mean and below is not subject:
-        found.append(KeyFigure("plain averaging", table.show(below.mean.value), "the simplest"))
-        gap = above.mean.value - below.mean.value if above and above.mean else 0.0
+    if below and subject != average:
+        found.append(KeyFigure("plain averaging", table.show(below.value), "the simplest"))
+        gap = above.value - below.value if above else 0.0
         if gap > 0 if table.higher_is_better else gap < 0:
-            share = (value - below.mean.value) / gap
+            share = (value - below.value) / gap
             found.append(KeyFigure("gap closed", f"{share:.0%}", "from averaging to individual"))
     return found
 

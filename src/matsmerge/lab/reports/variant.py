@@ -20,11 +20,23 @@ class Variant:
     name: str = ""
     label: Callable[[str], str] = str
     paper: PaperColumn = NO_COLUMN  # where the setting is that of the paper
+    is_one_of_several: bool = False
+
+    def named(self, method: str) -> str:
+        """A method's label, with the variant's name where there are several."""
+        label = self.label(method)
+        return f"{self.name}: {label}" if self.is_one_of_several else label
 
     @cached_property
     def rows(self) -> dict[str, list[Row]]:
         """Rows of the comparison by method, in the order of the results."""
         return grouped((row.method, row) for row in self.found.comparison)
+
+    @property
+    def merges(self) -> list[Row]:
+        """The merges of the first seed, the last one first; references are none."""
+        methods = [method for method in reversed(self.rows) if method not in REFERENCES]
+        return [self.rows[method][0] for method in methods]
 
     @cached_property
     def table(self) -> ScoreTable | None:
@@ -42,15 +54,12 @@ class Variant:
         )
 
     def _score_row(self, rows: Sequence[Row], tasks: Sequence[str]) -> ScoreRow:
-        method = rows[0].method
-        scores = {}
+        method, scores = rows[0].method, {}
         for task in tasks:
-            if values := [row.test.tasks[task] for row in rows if task in row.test.tasks]:
-                mean, error = mean_and_error(values)
-                error = rows[0].test.errors.get(task) if error is None else error
-                if shown := Score.of(mean, error, factor=100):
-                    scores[task] = shown
-        over_seeds = Score.of(*mean_and_error([row.test.mean for row in rows]), factor=100)
+            shares = [row.test.tasks[task] for row in rows if task in row.test.tasks]
+            if score := Score.over_seeds(shares, rows[0].test.errors.get(task)):
+                scores[task] = score
+        over_seeds = Score.over_seeds([row.test.mean for row in rows])
         return ScoreRow(
             self.label(method),
             scores,

@@ -11,6 +11,11 @@ from matsmerge.errors import RecipeError
 from matsmerge.linalg.subspaces import Directions
 
 DEFAULT_ENERGY = 0.9
+# Of distances, what there are means of.
+_MEASURES = (
+    *("inside", "inside_at_random", "outside"),
+    *("at_outputs", "inside_share", "inside_share_at_random"),
+)
 
 
 @dataclass(frozen=True)
@@ -113,11 +118,7 @@ class SubspaceView:
     def summary(self) -> dict[str, Any]:
         """The means over layers as JSON has them, with null for NaN."""
         num = range(len(self.tasks))
-        distances = {
-            name: self.mean_distance(i)
-            for i, name in enumerate(self.tasks)
-            if self.relative_to is not None
-        }
+        compared = [] if self.relative_to is None else num
         content = {
             "tasks": [{"name": name} for name in self.tasks],
             "rank": self.size.rank,
@@ -125,7 +126,7 @@ class SubspaceView:
             "overlap": [[self.overlap(a, b) for b in num] for a in num],
             "overlap_at_random": [[self.overlap_at_random(a, b) for b in num] for a in num],
             "relative_to": self.relative_to,
-            "distances": distances,
+            "distances": {self.tasks[i]: self.mean_distance(i) for i in compared},
         }
         return dict(without_nan(content))
 
@@ -135,14 +136,7 @@ class SubspaceView:
     def mean_distance(self, task: int) -> dict[str, float]:
         """The means over weights, by what is measured."""
         found = self.distances(task)
-        return {
-            "inside": mean(d.inside for d in found),
-            "inside_at_random": mean(d.inside_at_random for d in found),
-            "outside": mean(d.outside for d in found),
-            "at_outputs": mean(d.at_outputs for d in found),
-            "inside_share": mean(d.inside_share for d in found),
-            "inside_share_at_random": mean(d.inside_share_at_random for d in found),
-        }
+        return {key: mean(getattr(distance, key) for distance in found) for key in _MEASURES}
 
 
 def mean(values: Iterable[float]) -> float:

@@ -60,10 +60,14 @@ class _Subjects:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The maps with one input: of each task, in the same order."""
+    """The maps with one input, by task, in the same order."""
 
     maps: tuple[tuple[Map, ...], ...]
-    dim: int
+    grams: tuple[TensorSpec, ...]  # the stored second moments of this input, by task
+
+    @property
+    def dim(self) -> int:
+        return triangle_dim(self.grams[0].shape[0])
 
 
 @dataclass(frozen=True)
@@ -78,11 +82,7 @@ class PreparedView:
     @property
     def num_bytes(self) -> int:
         """Bytes of second moments to decompose."""
-        return sum(
-            _num_bytes(task.statistics, maps[0])
-            for layer in self.layers
-            for task, maps in zip(self.subjects.tasks, layer.maps, strict=True)
-        )
+        return sum(gram.num_bytes for layer in self.layers for gram in layer.grams)
 
     def run(self, progress: AnyProgress | None = None) -> SubspaceView:
         """Decompose and compare."""
@@ -124,8 +124,7 @@ def prepare_view(
         maps = tuple(table[key] for table in tables if key in table)
         if layers and not any(_is_asked_for(m, layers) for m in maps):
             continue
-        why = _why_skipped(subjects, maps)
-        if why:
+        if why := _why_skipped(subjects, maps):
             skipped[why].append(maps[0].weight)
         else:
             found[tuple(m.inputs for m in maps)].append(maps)
@@ -134,7 +133,7 @@ def prepare_view(
         reasons = "; ".join(f"{len(weights)} {why}" for why, weights in skipped.items())
         raise StatisticsError(f"{files}: there is no linear map to look at ({reasons})")
     chosen = [
-        _Layer(tuple(zip(*group, strict=True)), _dim(tasks[0].statistics, group[0][0]))
+        _Layer(tuple(zip(*group, strict=True)), tuple(_grams(tasks, group[0])))
         for group in found.values()
     ]
     return PreparedView(subjects, size or SubspaceSize(), chosen, dict(skipped))
@@ -198,16 +197,15 @@ def _why_skipped(subjects: _Subjects, maps: Sequence[Map]) -> str | None:
         return "of embeddings, whose directions are tokens"
     if len(maps) < len(subjects.tasks):
         return "not in every task's statistics"
-    of_tasks = [(task.statistics, m) for task, m in zip(subjects.tasks, maps, strict=True)]
-    specs = [_gram_spec(statistics, m) for statistics, m in of_tasks]
-    if any(spec is None for spec in specs):
+    pairs = zip(subjects.tasks, maps, strict=True)
+    if not all(task.statistics.has(f"inputs/{m.inputs}") for task, m in pairs):
         return "without a Gram matrix in every task's statistics"
-    if any(spec is not None and len(spec.shape) > 1 for spec in specs):
+    shapes = {spec.shape for spec in _grams(subjects.tasks, maps)}
+    if any(len(shape) > 1 for shape in shapes):
         return "of convolutions in groups, each with a Gram matrix of its own"
-    dims = {_dim(statistics, m) for statistics, m in of_tasks}
-    if len(dims) > 1:
+    if len(shapes) > 1:
         return "with inputs of another size in some tasks"
-    return _why_not_comparable(subjects, maps[0], dims.pop())
+    return _why_not_comparable(subjects, maps[0], triangle_dim(shapes.pop()[0]))
 
 
 def _why_not_comparable(subjects: _Subjects, m: Map, dim: int) -> str | None:
@@ -230,19 +228,10 @@ def _why_not_comparable(subjects: _Subjects, m: Map, dim: int) -> str | None:
     return None
 
 
-def _gram_spec(statistics: Statistics, m: Map) -> TensorSpec | None:
-    """The header of the stored array: a triangle (packed,), or one per group (groups, packed)."""
-    return statistics.arrays.specs.get(f"{MAIN}/inputs/{m.inputs}")
-
-
-def _num_bytes(statistics: Statistics, m: Map) -> int:
-    spec = _gram_spec(statistics, m)
-    return 0 if spec is None else spec.num_bytes
-
-
-def _dim(statistics: Statistics, m: Map) -> int:
-    spec = _gram_spec(statistics, m)
-    return 0 if spec is None else triangle_dim(spec.shape[-1])
+def _grams(tasks: Sequence[Task], maps: Sequence[Map]) -> list[TensorSpec]:
+    """What is stored for each task's map: a triangle (packed,), or one per group."""
+    pairs = zip(tasks, maps, strict=True)
+    return [task.statistics.arrays.specs[f"{MAIN}/inputs/{m.inputs}"] for task, m in pairs]
 
 
 def _num_inputs(shape: tuple[int, ...], layout: Layout) -> int:
@@ -257,8 +246,14 @@ def _see(subjects: _Subjects, layer: _Layer, size: SubspaceSize, progress: Progr
     spectra: list[TaskSpectrum] = []
     bases: list[Tensor] = []
     distances: list[tuple[Distance, ...]] = []
-    for task, maps in zip(subjects.tasks, layer.maps, strict=True):
-        directions = find_directions(_read_gram(task.statistics, maps[0]))
+    for task, maps, stored in zip(subjects.tasks, layer.maps, layer.grams, strict=True):
+        module, label = maps[0].module, task.statistics.arrays.label
+        gram = _finite(
+            task.statistics.gram(module),
+            f"{label}: the Gram matrix of '{module}'",
+            "; look at the model's activations and collect it again",
+        )
+        directions = find_directions(gram)
         k = size.of(directions)
         spectra.append(
             TaskSpectrum(
@@ -270,11 +265,9 @@ def _see(subjects: _Subjects, layer: _Layer, size: SubspaceSize, progress: Progr
             )
         )
         bases.append(directions.top(k))
-        if subjects.merged is None:
-            distances.append(())
-        else:
-            distances.append(tuple(_distance(subjects, task, m, directions, k) for m in maps))
-        progress.advance(_num_bytes(task.statistics, maps[0]))
+        compared = maps if subjects.merged is not None else ()
+        distances.append(tuple(_distance(subjects, task, m, directions, k) for m in compared))
+        progress.advance(stored.num_bytes)
     ranks = [found.rank for found in spectra]
     return LayerView(
         layer.maps[0][0].module,
@@ -285,16 +278,6 @@ def _see(subjects: _Subjects, layer: _Layer, size: SubspaceSize, progress: Progr
         tuple(tuple(overlap_at_random(a, b, layer.dim) for b in ranks) for a in ranks),
         tuple(distances),
     )
-
-
-def _read_gram(statistics: Statistics, m: Map) -> Tensor:
-    gram = statistics.gram(m.module)
-    if not torch.isfinite(gram).all():
-        raise NonFiniteError(
-            f"{statistics.arrays.label}: the Gram matrix of '{m.module}' holds NaN or Inf; look at "
-            "the model's activations and collect it again"
-        )
-    return gram
 
 
 def _distance(subjects: _Subjects, task: Task, m: Map, directions: Directions, k: int) -> Distance:
@@ -326,9 +309,9 @@ def _row_blocks(
 
     Some have as many outputs as there are tokens, and float64 copies of them would not fit.
     """
-    shape = checkpoint.spec(name).shape
+    shape, what = checkpoint.spec(name).shape, f"{checkpoint.label}: tensor '{name}'"
     if layout == "conv1d":  # (in, out), whose columns are not together in the file
-        yield _finite(checkpoint, name, checkpoint[name].double().mT)
+        yield _finite(checkpoint[name].double().mT, what)
         return
     num_inputs = math.prod(shape[1:])
     stored = checkpoint.aliases.get(name, name)
@@ -336,12 +319,12 @@ def _row_blocks(
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
         block = checkpoint.read(stored, start * num_inputs, stop * num_inputs)
-        yield _finite(checkpoint, name, block.double().view(-1, num_inputs))
+        yield _finite(block.double().view(-1, num_inputs), what)
 
 
-def _finite(checkpoint: Checkpoint, name: str, values: Tensor) -> Tensor:
+def _finite(values: Tensor, what: str, advice: str = "") -> Tensor:
     if not torch.isfinite(values).all():
-        raise NonFiniteError(f"{checkpoint.label}: tensor '{name}' holds NaN or Inf")
+        raise NonFiniteError(f"{what} holds NaN or Inf{advice}")
     return values
 
 

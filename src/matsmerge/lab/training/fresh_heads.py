@@ -6,16 +6,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.models.heads import class_dimensions
+from matsmerge.models.model_folder import ModelFolder
 from matsmerge.models.parameter_names import match_names
 from matsmerge.models.pretrained import load_pretrained, quiet, skeleton
 from matsmerge.tasks.kinds import TaskKind
 
 
 def load_classifier(
-    checkpoint: Checkpoint,
-    config: Any,
+    origin: ModelFolder,
     kind: TaskKind,
     names: list[str],
     dtype: torch.dtype,
@@ -28,34 +27,37 @@ def load_classifier(
     The checkpoint's own head stays if it is for the same classes, unless a fresh one is asked
     for. What is fresh depends on the seed alone.
     """
+    checkpoint, config = origin.base, origin.read_config()
     label = checkpoint.label
     auto_class = kind.model_class(label, config)
     same = _same_classes(config, names)
     config.id2label = dict(enumerate(names))
     config.label2id = {name: number for number, name in enumerate(names)}
     config.problem_type = None
+    if getattr(config, "use_cache", None):
+        config.use_cache = False
     with quiet():
         empty = skeleton(auto_class, config)
-        head = head_parameters(empty, auto_class, config)
+        head = _head_parameters(empty, auto_class, config)
     poolers = {n for n, _ in empty.named_parameters() if "pooler" in n.split(".")}
     torch.manual_seed(seed)
     model, notes = load_pretrained(
         auto_class, checkpoint, config, dtype, None, supplied=head | poolers, partly_used=True
     )
     stored = set(match_names(model, checkpoint))
-    lacking = poolers - stored - head
     if head <= stored and same and not fresh:
         return model, head, [*notes, f"{label}: its head is kept, for its classes are the task's"]
     if head <= {*checkpoint.specs, *checkpoint.aliases}:
         why = "as asked for" if same else "for its classes are not the task's"
         notes.append(f"{label}: a fresh head takes the place of its own, {why}")
-    initialise(model, head | lacking, seed)
+    lacking = poolers - stored - head
+    _initialise(model, head | lacking, seed)
     if lacking:
         notes.append(f"{label}: has no {', '.join(sorted(lacking))}, which are fresh")
     return model, head, notes
 
 
-def head_parameters(model: nn.Module, auto_class: Any, config: Any) -> set[str]:
+def _head_parameters(model: nn.Module, auto_class: Any, config: Any) -> set[str]:
     """Parameters of what stands on the encoder; at least, of what grows with the classes."""
     names = [name for name, _ in model.named_parameters()]
     prefix = getattr(model, "base_model_prefix", "")
@@ -64,7 +66,7 @@ def head_parameters(model: nn.Module, auto_class: Any, config: Any) -> set[str]:
     return set(class_dimensions(auto_class, config))
 
 
-def initialise(model: nn.Module, names: Set[str], seed: int) -> None:
+def _initialise(model: nn.Module, names: Set[str], seed: int) -> None:
     """Give parameters the values that a new model's would have."""
     torch.manual_seed(seed)
     own: Any = model

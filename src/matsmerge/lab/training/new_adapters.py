@@ -1,6 +1,6 @@
 """A new PEFT adapter on a model, or an earlier one to be trained on."""
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 from typing import Any
 
 from torch import nn
@@ -8,7 +8,7 @@ from torch import nn
 from matsmerge.adapters.adapter import PREFIX, Adapter, AdapterKind
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.checkpoints.source import local_path
-from matsmerge.data.row_problems import shorten
+from matsmerge.data.row_problems import refuse
 from matsmerge.errors import DataError, closest
 from matsmerge.lab.training.training_options import TrainingOptions
 from matsmerge.models.peft_model import stored_name
@@ -29,23 +29,20 @@ def put_new_adapter(
     `task_type` and `base` are what its configuration says of the task, and of the model it is for.
     """
     peft = import_optional("peft")
-    of_adapters = options.of_adapters
-    for name, targets in of_adapters.items():
-        if name.endswith("_modules"):
-            _check_targets(model, targets, f"--{name.replace('_', '-')}")
+    _check_targets(model, options)
     given: dict[str, Any] = {
         "task_type": task_type,
         "target_modules": options.target_modules,
-        "modules_to_save": head_modules(model, head) or None,
+        "modules_to_save": _head_modules(model, head) or None,
     }
-    settings = kind.peft_settings(peft, model, of_adapters, given)
+    settings = kind.peft_settings(peft, model, options.of_adapters, given)
     try:
         with quiet():
             adapted: nn.Module = peft.get_peft_model(model, settings)
     except ValueError as error:  # architectures for which PEFT has no defaults, unfit modules
         raise DataError(
             f"{type(model).__name__}: peft cannot put {kind.name} on it ({first_line(error)}); say "
-            f"where it goes with --target-modules; there is {', '.join(linear_names(model))}"
+            f"where it goes with --target-modules; there is {', '.join(_linear_names(model))}"
         ) from error
     is_path = local_path(base).exists()
     name, _, revision = (base, "", "") if is_path else base.partition("@")
@@ -53,17 +50,12 @@ def put_new_adapter(
     return adapted
 
 
-def put_earlier_adapter(
-    model: nn.Module, adapter: Adapter, head: Set[str], *, keep_head: bool
-) -> nn.Module:
-    """The model with an adapter as it is stored; the head too, unless it is for other classes."""
+def put_earlier_adapter(model: nn.Module, adapter: Adapter, fresh: Set[str]) -> nn.Module:
+    """The model with an adapter as it is stored, but for parameters that are to stay `fresh`."""
     peft = import_optional("peft")
     checkpoint = adapter.checkpoint
-    fresh = {PREFIX + name: model.get_parameter(name).detach().clone() for name in head}
-    state = {
-        name: fresh[name] if name in fresh and not keep_head else checkpoint[name]
-        for name in checkpoint.specs
-    }
+    own = {PREFIX + name: model.get_parameter(name).detach().clone() for name in fresh}
+    state = {name: own[name] if name in own else checkpoint[name] for name in checkpoint.specs}
     try:
         with quiet():
             settings = peft.PeftConfig.from_pretrained(str(checkpoint.folder))
@@ -79,13 +71,12 @@ def put_earlier_adapter(
     trained = {stored_name(n) for n, p in adapted.named_parameters() if p.requires_grad}
     problems = [f"{adapter.label}: lacks '{n}'" for n in trained - state.keys()]
     problems += [f"{adapter.label}: '{n}' has no place in its base" for n in state.keys() - trained]
-    if problems:
-        raise DataError(shorten(sorted(problems)))
+    refuse(sorted(problems))
     _set_base(adapted, base, revision)
     return adapted
 
 
-def head_modules(model: nn.Module, head: Set[str]) -> list[str]:
+def _head_modules(model: nn.Module, head: Set[str]) -> list[str]:
     """The largest modules that hold nothing but parameters of the head."""
     found: list[str] = []
     for path, module in model.named_modules():
@@ -96,7 +87,7 @@ def head_modules(model: nn.Module, head: Set[str]) -> list[str]:
     return found
 
 
-def linear_names(model: nn.Module) -> list[str]:
+def _linear_names(model: nn.Module) -> list[str]:
     """The last parts of the names of linear maps."""
     names = {
         name.rpartition(".")[2]
@@ -106,11 +97,13 @@ def linear_names(model: nn.Module) -> list[str]:
     return sorted(names)
 
 
-def _check_targets(model: nn.Module, targets: Sequence[str] | None, option: str) -> None:
+def _check_targets(model: nn.Module, options: TrainingOptions) -> None:
     modules = [name for name, _ in model.named_modules()]
-    names = linear_names(model)
     problems = [
-        f"{option}: {type(model).__name__} has no module '{target}'{closest(target, names)}"
+        f"--{option.replace('_', '-')}: {type(model).__name__} has no module '{target}'"
+        f"{closest(target, _linear_names(model))}"
+        for option, targets in options.of_adapters.items()
+        if option.endswith("_modules")
         for target in targets or ()
         if not any(name == target or name.endswith(f".{target}") for name in modules)
     ]

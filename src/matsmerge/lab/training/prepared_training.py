@@ -1,38 +1,31 @@
 """Everything that is read and checked before training begins."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from matsmerge.adapters.adapter import AdapterKind
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.source import local_path
 from matsmerge.errors import DataError, MatsError
-from matsmerge.lab.training.starting_model import Start, adapter_kind, kind_of_task, load_start
+from matsmerge.lab.training.starting_model import Start, StartingModel
 from matsmerge.lab.training.trainee import TaskExamples, Trainee
-from matsmerge.lab.training.training_data import (
-    PreparedTask,
-    Rows,
-    are_numbers,
-    prepare_task,
-    read_files,
-)
+from matsmerge.lab.training.training_data import PreparedTask, Rows, prepare_task, read_files
 from matsmerge.lab.training.training_options import TrainingOptions
-from matsmerge.models.model_folder import ModelFolder, open_model
-from matsmerge.tasks.task import Encoded, Task, encode_all
+from matsmerge.tasks.task import Encoded, encode_all
 from matsmerge.tasks.task_file import TaskFile
 from matsmerge.version import __version__
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 @dataclass(frozen=True)
 class PreparedTraining:
     """A run that can begin."""
 
-    origin: ModelFolder
-    options: TrainingOptions
-    kind: AdapterKind | None  # None: all of the model is trained
+    starting: StartingModel
     tasks: list[PreparedTask]
     start: Start
     trainee: Trainee
@@ -43,12 +36,18 @@ class PreparedTraining:
     def processor_folders(self) -> list[Path]:
         given = self.tasks[0].file.tokenizer
         own = [] if given is None else [local_path(given)]
-        return [*own, *self.origin.folders]
+        return [*own, *self.starting.origin.folders]
+
+    @property
+    def inputs(self) -> Mapping[str, Path]:
+        """Folders and files that the output must not overlap with."""
+        origin = self.starting.origin
+        return {c.label: c.place for c in (origin.checkpoint, origin.base) if c.place is not None}
 
     @property
     def identity(self) -> dict[str, Any]:
         """What must be the same for a run to be continued; the learning rate may change."""
-        options = self.options.described()
+        options = self.starting.options.described()
         del options["learning_rate"]
         files = [
             task.file.model_dump(mode="json", exclude={"data", "head", "tokenizer", "metrics"})
@@ -68,37 +67,40 @@ def prepare(
 ) -> PreparedTraining:
     """Read and check everything; what is wrong is said before anything is trained."""
     files = read_files(tasks)
-    origin = open_model(source)
-    kind = adapter_kind(origin, options)
-    prepared, problems = [], []
-    for file in files:
+    starting = StartingModel.open(source, options)
+    prepared = _for_each(
+        files, lambda file: prepare_task(file, starting.kind_of_task(file), options)
+    )
+    _check_kinds(prepared)
+    start = starting.load(prepared)
+    examples = _for_each(range(len(prepared)), lambda i: _examples(prepared[i], start, i))
+    described = {
+        "model": {"source": str(source), "fingerprint": fingerprint(starting.origin.checkpoint)},
+        "tasks": [task.described() for task in prepared],
+    }
+    notes = list(start.notes)
+    for task, encoder in zip(prepared, start.tasks, strict=True):
+        notes += [f"{task.name}: {note}" for note in encoder.notes]
+        if task.has_unlisted_names:
+            notes.append(
+                f"{task.name}: its classes are those found in the training data; a merge does not "
+                f"keep their names, so add labels: {json.dumps(task.classes)} to the task file"
+            )
+    trainee = Trainee(start.model, examples)
+    return PreparedTraining(starting, prepared, start, trainee, described, notes)
+
+
+def _for_each(items: Iterable[A], function: Callable[[A], B]) -> list[B]:
+    """What a function makes of each; all that is wrong with them is one error."""
+    found, problems = [], []
+    for item in items:
         try:
-            prepared.append(prepare_task(file, kind_of_task(origin, file), options))
+            found.append(function(item))
         except MatsError as error:
             problems += error.problems
     if problems:
         raise DataError(list(dict.fromkeys(problems)))
-    _check_kinds(prepared)
-    start = load_start(origin, prepared, options)
-    examples = []
-    for task, encoder, model in zip(prepared, start.tasks, start.models, strict=True):
-        try:
-            train = _encode(encoder, task.file, task.train)
-            held = task.validation
-            validation = [] if held is None else _encode(encoder, task.file, held)
-        except MatsError as error:
-            problems += error.problems
-            continue
-        examples.append(TaskExamples(task.name, encoder, model, train, validation))
-    if problems:
-        raise DataError(problems)
-    described = {
-        "model": {"source": str(source), "fingerprint": fingerprint(origin.checkpoint)},
-        "tasks": [task.described() for task in prepared],
-    }
-    notes = [*start.notes, *_notes(prepared, start)]
-    trainee = Trainee(start.model, examples)
-    return PreparedTraining(origin, options, kind, prepared, start, trainee, described, notes)
+    return found
 
 
 def _check_kinds(tasks: Sequence[PreparedTask]) -> None:
@@ -111,27 +113,11 @@ def _check_kinds(tasks: Sequence[PreparedTask]) -> None:
         raise DataError("tasks that are trained together have one tokenizer; give all the same")
 
 
-def _encode(task: Task[Any], file: TaskFile, rows: Rows) -> list[Encoded]:
-    encoded: list[Encoded] = encode_all(
-        task, rows.data, file.columns, rows.numbers, wordings=file.wordings
-    )
-    return encoded
+def _examples(task: PreparedTask, start: Start, number: int) -> TaskExamples:
+    encoder, file = start.tasks[number], task.file
 
+    def encode(rows: Rows) -> list[Encoded]:
+        return encode_all(encoder, rows.data, file.columns, rows.numbers, wordings=file.wordings)
 
-def _notes(tasks: Sequence[PreparedTask], start: Start) -> list[str]:
-    notes: list[str] = []
-    for task, encoder in zip(tasks, start.tasks, strict=True):
-        notes += [f"{task.name}: {note}" for note in encoder.notes]
-        names = task.classes
-        if names is not None and task.file.labels is None and not are_numbers(names):
-            notes.append(
-                f"{task.name}: its classes are those found in the training data; a merge does not "
-                f"keep their names, so add labels: {json.dumps(names)} to the task file"
-            )
-    return notes
-
-
-def inputs_of(prepared: PreparedTraining) -> Mapping[str, Path]:
-    """Folders and files that the output must not overlap with."""
-    found = [prepared.origin.checkpoint, prepared.origin.base]
-    return {c.label: c.place for c in found if c.place is not None}
+    validation = [] if task.validation is None else encode(task.validation)
+    return TaskExamples(task.name, encoder, start.models[number], encode(task.train), validation)

@@ -6,6 +6,7 @@ Everything is written into a hidden folder beside the output: `run.json` says wh
 
 import json
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,41 @@ _STATE = "trainer_state.json"  # what Trainer writes last of a checkpoint
 
 
 class RunFolder:
-    """The hidden folder of one run."""
+    """The hidden folder of one run; it may `resume` an earlier one, or `overwrite` its output."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, resume: bool = False, overwrite: bool = False) -> None:
         self.target = target
-        self._staged = StagedFolder(target, "training")
-        self.path, self.output = self._staged.path, self._staged.output
+        self._resume, self._overwrite = resume, overwrite
 
-    def open(self, identity: Mapping[str, Any], *, resume: bool) -> Path | None:
+    @cached_property
+    def _staged(self) -> StagedFolder:
+        return StagedFolder(self.target, "training")  # what `check` refuses may have no name
+
+    @property
+    def path(self) -> Path:
+        return self._staged.path
+
+    @property
+    def output(self) -> Path:
+        return self._staged.output
+
+    def check(self, inputs: Mapping[str, Path] | None = None) -> None:
+        """Refuse an output that must not or cannot be written."""
+        check_folder(
+            self.target,
+            "training",
+            lambda folder: (folder / MANIFEST).is_file(),
+            inputs=inputs,
+            overwrite=self._overwrite,
+            resume=self._resume,
+        )
+
+    def open(self, identity: Mapping[str, Any]) -> Path | None:
         """Begin, or return the checkpoint at which to continue a run of the same identity."""
         try:
             self._staged.open()
             with writing(self.path):
-                last = self._last(identity) if resume else None
+                last = self._last(identity) if self._resume else None
                 kept = [path for path in self.path.iterdir() if read_state(path) is not None]
                 # Without what it is a run of, no checkpoint could be continued after a kill here.
                 names = frozenset([_RUN, *(path.name for path in kept)])
@@ -119,27 +142,19 @@ def read_state(checkpoint: Path) -> dict[str, Any] | None:
     return state
 
 
-def move_state(checkpoint: Path) -> None:
-    """Let a checkpoint know where the best one is, should the folder have another name now."""
+def move_state(checkpoint: Path) -> dict[str, Any]:
+    """A complete checkpoint's state, which says where the best one is now.
+
+    The folder may have had another name when it was written.
+    """
     state = read_state(checkpoint)
-    if state is None or not state.get("best_model_checkpoint"):
-        return
-    best = str(checkpoint.parent / Path(state["best_model_checkpoint"]).name)
-    if best != state["best_model_checkpoint"]:
+    assert state is not None
+    before = state.get("best_model_checkpoint")
+    best = before and str(checkpoint.parent / Path(before).name)
+    if best != before:
         state["best_model_checkpoint"] = best
         (checkpoint / _STATE).write_text(json.dumps(state, indent=2) + "\n")
-
-
-def check_target(
-    target: Path, inputs: Mapping[str, Path], *, overwrite: bool, resume: bool
-) -> None:
-    """Refuse an output that must not or cannot be written."""
-    check_folder(target, "training", is_trained, inputs=inputs, overwrite=overwrite, resume=resume)
-
-
-def is_trained(folder: Path) -> bool:
-    """Does a folder hold the output of a training?"""
-    return (folder / MANIFEST).is_file()
+    return state
 
 
 def _short(value: Any) -> str:

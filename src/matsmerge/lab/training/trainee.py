@@ -4,11 +4,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from matsmerge.errors import NonFiniteError
 from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.batch_order import make_batches
 from matsmerge.tasks.prediction import Reduction
 from matsmerge.tasks.task import Encoded, Task
+
+_MAX_TOKENS = 1 << 14  # at once, when the model is scored
 
 
 @dataclass(frozen=True)
@@ -19,7 +24,31 @@ class TaskExamples:
     task: Task[Any]
     model: nn.Module  # with the head of this task
     train: Sequence[Encoded]
-    validation: Sequence[Encoded] = ()
+    validation: Sequence[Encoded]
+
+    @torch.no_grad()
+    def score(self, batch_size: int, reduction: Reduction) -> float:
+        """The mean of what the kind of task measures, over examples or words; more is better."""
+        device = next(self.model.parameters()).device
+        total, count = 0.0, 0
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            lengths = [example.length for example in self.validation]
+            for chosen in make_batches(lengths, batch_size, _MAX_TOKENS):
+                batch = self.task.collate([self.validation[i] for i in chosen]).to(device)
+                said = self.task.predict(self.model, batch)
+                if not bool(said.losses(reduction).isfinite().all()):
+                    raise NonFiniteError(
+                        "the validation loss is not finite; the model has diverged, try a smaller "
+                        "--lr"
+                    )
+                values = self.task.validation_values(said, reduction)
+                total += float(values.sum())
+                count += values.numel()
+        finally:
+            self.model.train(was_training)
+        return total / count
 
 
 @dataclass(frozen=True)
@@ -50,15 +79,12 @@ class Trainee:
 
     def __init__(self, model: nn.Module, tasks: Sequence[TaskExamples]) -> None:
         self.model = model
-        self.tasks = list(tasks)
-        self._trained = [t.task.trained_as for t in self.tasks]
-        first = self.tasks[0].model
-        self._together = all(
-            t.model is first and kind.kind == self._trained[0].kind
-            for t, kind in zip(self.tasks, self._trained, strict=True)
-        )
+        self.tasks = tasks
+        self._trained = [t.task.trained_as for t in tasks]
+        kinds = {kind.kind for kind in self._trained}
+        self._together = len(kinds) == 1 and all(t.model is tasks[0].model for t in tasks)
         self.shown = [
-            Shown(i, t.task.trained_example(e)) for i, t in enumerate(self.tasks) for e in t.train
+            Shown(i, t.task.trained_example(e)) for i, t in enumerate(tasks) for e in t.train
         ]
 
     def collate(self, shown: Sequence[Shown]) -> dict[str, ShownBatch]:
@@ -66,16 +92,18 @@ class Trainee:
         groups: dict[int, list[Shown]] = {}
         for one in shown:
             groups.setdefault(0 if self._together else one.task, []).append(one)
+        ordered = sorted(groups.items())
         parts = [
             (task, self._trained[task].collate([one.example for one in group]))
-            for task, group in sorted(groups.items())
+            for task, group in ordered
         ]
-        ordered = [one for _, group in sorted(groups.items()) for one in group]
-        return {"batch": ShownBatch(parts, ordered)}
+        return {"batch": ShownBatch(parts, [one for _, group in ordered for one in group])}
 
-    def losses(self, batch: ShownBatch, reduction: Reduction) -> list[Tensor]:
-        """Negative log-likelihoods of the examples of each part."""
-        return [
-            self._trained[task].predict(self.tasks[task].model, part).losses(reduction)
-            for task, part in batch.parts
-        ]
+    def losses(self, batch: ShownBatch, reduction: Reduction) -> Tensor:
+        """Negative log-likelihoods of the examples, in the order of the parts."""
+        return torch.cat(
+            [
+                self._trained[task].predict(self.tasks[task].model, part).losses(reduction)
+                for task, part in batch.parts
+            ]
+        )

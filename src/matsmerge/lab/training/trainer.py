@@ -1,7 +1,7 @@
 """transformers' Trainer on our tasks: its loop, optimizer and checkpoints, our loss and score."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from matsmerge.errors import NonFiniteError
 from matsmerge.lab.training.example_order import ExampleOrder
 from matsmerge.lab.training.trainee import Trainee
 from matsmerge.lab.training.training_options import TrainingOptions
-from matsmerge.lab.training.validation import score
 from matsmerge.optional_import import import_optional
 from matsmerge.progress import Progress
 
@@ -28,8 +27,7 @@ def make_trainer(
     learning_rate: float,
     folder: Path,
     progress: Progress,
-    *,
-    device: str | None = None,
+    device: str | None,
 ) -> Any:
     """A Trainer for the trainee, with its checkpoints in a folder."""
     transformers = import_optional("transformers")
@@ -59,7 +57,8 @@ def make_trainer(
         "disable_tqdm": True,
         "log_level": "critical",
         # Said outright where there is nothing else, which bf16 wants.
-        "use_cpu": device == "cpu" or not _has_accelerator(),
+        "use_cpu": device == "cpu"
+        or not (torch.cuda.is_available() or torch.backends.mps.is_available()),
     }
     if options.steps is None:
         settings["num_train_epochs"] = options.epochs
@@ -75,25 +74,20 @@ def make_trainer(
         }
     arguments = transformers.TrainingArguments(**settings)
     arguments._n_gpu = min(1, arguments.n_gpu)  # our batches are not to be spread
-    trainer_class = _trainer_class(transformers.Trainer)
     watch = _watch(transformers.TrainerCallback, options, progress)
-    trainer = trainer_class(trainee, options, watch, arguments)
+    trainer = _trainer_class(transformers.Trainer)(trainee, options, watch, arguments)
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
 
-def _has_accelerator() -> bool:
-    return torch.cuda.is_available() or torch.backends.mps.is_available()
+def scores_of(history: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+    """The score of each checkpoint so far, from the history that Trainer logs."""
+    return {int(entry["step"]): float(entry[_SCORE]) for entry in history if _SCORE in entry}
 
 
-def scores_of(state: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """The score of each checkpoint so far, from Trainer's state."""
-    return [(int(e["step"]), float(e[_SCORE])) for e in state["log_history"] if _SCORE in e]
-
-
-def should_stop(state: Mapping[str, Any], patience: int) -> bool:
+def should_stop(history: Sequence[Mapping[str, Any]], patience: int) -> bool:
     """Have the last so many checkpoints brought no improvement?"""
-    scores = [score for _, score in scores_of(state)]
+    scores = list(scores_of(history).values())
     return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= patience
 
 
@@ -143,7 +137,7 @@ def _trainer_class(base: Any) -> Any:
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> Any:  # noqa: ARG002
             batch = inputs["batch"]
             with self.accelerator.autocast():
-                losses = torch.cat(self.trainee.losses(batch, self.options.loss))
+                losses = self.trainee.losses(batch, self.options.loss)
             if not bool(losses.isfinite().all()):
                 raise NonFiniteError(self._diverged(batch, losses))
             mean = losses.mean()
@@ -162,16 +156,12 @@ def _trainer_class(base: Any) -> Any:
             )
 
         def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
-            scores = {}
+            options = self.options
             with self.accelerator.autocast():
-                for one in self.trainee.tasks:
-                    scores[one.name] = score(
-                        one.task,
-                        one.model,
-                        one.validation,
-                        batch_size=self.options.batch_size,
-                        reduction=self.options.loss,
-                    )
+                scores = {
+                    one.name: one.score(options.batch_size, options.loss)
+                    for one in self.trainee.tasks
+                }
             metrics = {f"score of {name}": value for name, value in scores.items()}
             metrics[_SCORE] = sum(scores.values()) / len(scores)
             self.log(metrics)
@@ -236,16 +226,16 @@ def _watch(base: Any, options: TrainingOptions, progress: Progress) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             progress.stage("training", state.max_steps, "batches", state.global_step)
 
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        def on_step_end(self, *_: Any, **__: Any) -> None:
             progress.advance(1, f"loss {self.loss:.3f}{self.best}")
 
         def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             # From what is stored, so that a run that continues counts on.
-            if should_stop({"log_history": state.log_history}, options.patience):
+            if should_stop(state.log_history, options.patience):
                 control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            scores = [score for _, score in scores_of({"log_history": state.log_history})]
+            scores = list(scores_of(state.log_history).values())
             if scores and scores[-1] > max(scores[:-1], default=-math.inf):
                 self.best = f", best {scores[-1]:.4f} at {state.global_step}"
 

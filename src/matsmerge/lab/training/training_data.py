@@ -1,6 +1,5 @@
 """What a run is trained on: the rows of each task, and its classes."""
 
-import difflib
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.source import local_path
 from matsmerge.data.row_problems import describe
 from matsmerge.data.rows import Data, fingerprint_rows
-from matsmerge.errors import DataError, MatsError, RecipeError
+from matsmerge.errors import DataError, MatsError, RecipeError, closest
 from matsmerge.lab.training.training_options import TrainingOptions
 from matsmerge.tasks.kinds import TaskKind
 from matsmerge.tasks.prediction import IGNORED
@@ -50,6 +49,12 @@ class PreparedTask:
     @property
     def name(self) -> str:
         return str(self.file.name)
+
+    @property
+    def has_unlisted_names(self) -> bool:
+        """Are its classes names that only the training data says?"""
+        names = self.classes or []
+        return self.file.labels is None and names != _numbers_up_to(len(names))
 
     def described(self) -> dict[str, Any]:
         return {
@@ -164,23 +169,14 @@ def class_names(task_file: TaskFile, kind: TaskKind, data: Data) -> list[str]:
     return names
 
 
-def are_numbers(names: list[str]) -> bool:
-    """Are these classes just 0, 1, 2, ...?"""
-    return names == [str(number) for number in range(len(names))]
-
-
 def _labels(task_file: TaskFile, kind: TaskKind, data: Data) -> Iterator[int | str]:
     target = kind.targets
     assert target is not None
     column = task_file.columns.get(target, target)
     if column not in data.columns:
-        near = difflib.get_close_matches(column, data.columns, n=1, cutoff=0.5)
-        meant = f"; did you mean '{near[0]}'?" if near else "."
         raise DataError(
-            f"{data.name}: has no column '{column}' for the task {kind.kind}{meant} "
-            f"Its columns are {', '.join(data.columns)}; say which one it is with "
-            f"columns: {{{target}: ...}} in "
-            "the task file"
+            f"{data.name}: has no column '{column}' for the task {kind.kind}; name it with "
+            f"columns: {{{target}: ...}} in the task file{closest(column, data.columns)}"
         )
     for number, row in enumerate(data.rows):
         value: Any = row.get(column)
@@ -203,7 +199,12 @@ def _numbered(data: Data, found: set[int]) -> list[str]:
             f"{data.name}: expected labels that count from 0 to the number of classes less one, or "
             f"names; found {some}"
         )
-    return [str(number) for number in range(num_classes)]
+    return _numbers_up_to(num_classes)
+
+
+def _numbers_up_to(num: int) -> list[str]:
+    """The names of classes that have none."""
+    return [str(number) for number in range(num)]
 
 
 def _numbers_in_order(name: str) -> tuple[bool, int, str]:

@@ -1,7 +1,7 @@
 """Train a model on tasks, into a folder."""
 
+import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,16 +11,10 @@ from typing import Any
 import torch
 
 from matsmerge.checkpoints.checkpoint import first_line
-from matsmerge.errors import DataError, ResourceError
-from matsmerge.lab.training.prepared_training import PreparedTraining, inputs_of, prepare
-from matsmerge.lab.training.run_folder import (
-    MANIFEST,
-    RunFolder,
-    check_target,
-    move_state,
-    read_state,
-)
-from matsmerge.lab.training.trained_model import copy_processor, write_manifest
+from matsmerge.errors import DataError, ResourceError, machine_gave_out
+from matsmerge.lab.training.prepared_training import PreparedTraining, prepare
+from matsmerge.lab.training.run_folder import MANIFEST, RunFolder, move_state
+from matsmerge.lab.training.trained_model import copy_processor
 from matsmerge.lab.training.trainer import load_weights, make_trainer, scores_of, should_stop
 from matsmerge.lab.training.training_options import FULL, make_options
 from matsmerge.models.pretrained import quiet
@@ -58,12 +52,10 @@ def train(
     """Fine-tune a model on one task, or on several jointly; options as in `TrainingOptions`."""
     chosen = make_options(**options)
     several = [tasks] if isinstance(tasks, (str, Path, TaskFile)) else tasks
+    folder = RunFolder(Path(out), resume=resume, overwrite=overwrite)
     check_device(device)
-    check_target(Path(out), {}, overwrite=overwrite, resume=resume)
-    prepared = prepare(model, several, chosen)
-    return run(
-        prepared, Path(out), resume=resume, overwrite=overwrite, device=device, progress=progress
-    )
+    folder.check()
+    return run(prepare(model, several, chosen), folder, device, progress)
 
 
 def check_device(device: str | None) -> None:
@@ -82,18 +74,13 @@ def check_device(device: str | None) -> None:
 
 def run(
     prepared: PreparedTraining,
-    out: Path,
-    *,
-    resume: bool = False,
-    overwrite: bool = False,
+    folder: RunFolder,
     device: str | None = None,
     progress: AnyProgress | None = None,
 ) -> Trained:
     """Train, and write the folder."""
-    inputs = inputs_of(prepared)
-    check_target(out, inputs, overwrite=overwrite, resume=resume)
-    folder = RunFolder(out)
-    last = folder.open(prepared.identity, resume=resume)
+    folder.check(prepared.inputs)
+    last = folder.open(prepared.identity)
     try:
         with _resources(folder), quiet():
             state = _train(prepared, folder.path, last, device, listener(progress))
@@ -102,11 +89,11 @@ def run(
             prepared.start.write(folder.output)
             copy_processor(prepared.processor_folders, folder.output)
             manifest = _manifest(prepared, state)
-            write_manifest(folder.output, MANIFEST, manifest)
+            (folder.output / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
             folder.finish()
     finally:
         folder.close()
-    return Trained(out, manifest)
+    return Trained(folder.target, manifest)
 
 
 def _train(
@@ -117,15 +104,13 @@ def _train(
     progress: Progress,
 ) -> dict[str, Any]:
     """Run Trainer, and leave the best values in the model; returns Trainer's state."""
-    options = prepared.options
+    starting = prepared.starting
     trainer = make_trainer(
-        prepared.trainee, options, options.rate(prepared.kind), folder, progress, device=device
+        prepared.trainee, starting.options, starting.rate, folder, progress, device
     )
     if last is not None:
-        move_state(last)
-        done = read_state(last)
-        assert done is not None
-        if should_stop(done, options.patience):
+        done = move_state(last)
+        if should_stop(done["log_history"], starting.options.patience):
             # It was interrupted between its last batch and the end.
             load_weights(prepared.start.model, Path(done["best_model_checkpoint"]))
             return done
@@ -139,29 +124,29 @@ def _train(
 
 def _manifest(prepared: PreparedTraining, state: Mapping[str, Any]) -> dict[str, Any]:
     """What was done. No times in it: the same run gives the same bytes."""
-    scores = dict(scores_of(state))
-    checkpoints = [_checkpoint(state, step) for step in scores]
+    starting, history = prepared.starting, state["log_history"]
+    scores = scores_of(history)
     kept = max(scores, key=lambda step: (scores[step], -step)) if scores else state["global_step"]
-    packages = ["transformers", *(["peft"] if prepared.kind is not None else [])]
+    packages = ["transformers", *(["peft"] if starting.kind is not None else [])]
     return {
         "format": 1,
         "versions": versions("torch", *packages, "python"),
         **prepared.described,
-        "adapter": FULL if prepared.kind is None else prepared.kind.name,
-        "learning_rate": prepared.options.rate(prepared.kind),
-        "options": prepared.options.described(),
+        "adapter": FULL if starting.kind is None else starting.kind.name,
+        "learning_rate": starting.rate,
+        "options": starting.options.described(),
         "num_steps": state["global_step"],
         "stopped_early": state["global_step"] < state["max_steps"],
-        "checkpoints": checkpoints,
+        "checkpoints": [_checkpoint(history, step) for step in scores],
         "kept": kept,
         "notes": prepared.notes,
     }
 
 
-def _checkpoint(state: Mapping[str, Any], step: int) -> dict[str, Any]:
+def _checkpoint(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, Any]:
     """The scores at a checkpoint, and the training loss since the one before."""
     found: dict[str, Any] = {}
-    for entry in state["log_history"]:
+    for entry in history:
         if entry["step"] == step:
             found |= entry
     prefix = "score of "
@@ -186,7 +171,7 @@ def _resources(folder: RunFolder) -> Iterator[None]:
             "checkpoint with --resume"
         ) from error
     except RuntimeError as error:  # torch has a class of its own for this on GPUs only
-        if not re.search("out of memory|can't allocate memory", str(error)):
+        if not machine_gave_out(error):
             raise
         raise ResourceError(
             f"out of memory ({first_line(error)}); try a smaller --batch-size with a larger "

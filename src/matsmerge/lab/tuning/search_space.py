@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from matsmerge.errors import RecipeError
 from matsmerge.files.guarded_files import quoted
@@ -19,8 +19,7 @@ ITERATIONS = "iterations"
 _WEIGHT = "weight."  # of a model, by its name
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """All numbers between two, for a strategy that draws its own."""
 
     low: float
@@ -39,32 +38,32 @@ def parse_values(key: str, given: Any) -> Values:
         return given
     text = str(given)
     parts = text.split(":")
+    if len(parts) == 1:
+        return list(dict.fromkeys(_value(key, part.strip()) for part in text.split(",")))
     try:
         numbers = [float(part) for part in parts]
     except ValueError:
         numbers = []
-    if len(parts) > 1 and (len(numbers) not in (2, 3) or not all(map(math.isfinite, numbers))):
+    if len(numbers) not in (2, 3) or not all(map(math.isfinite, numbers)):
         raise RecipeError(f"search: {key}: '{text}' is not low:high:step or low:high")
-    if len(numbers) == 2 and numbers[0] < numbers[1]:
-        return Range(*numbers)
-    if len(numbers) == 3:
-        low, high, step = numbers
-        steps = (high - low) / step if step > 0 else -1.0
-        if steps < 0:
-            raise RecipeError(f"search: {key}: '{text}' is not low:high:step")
-        if steps >= MOST_KEPT:
-            raise RecipeError(
-                f"search: {key}: '{text}' are {steps:.3g} values; at most {MOST_KEPT:,} can be "
-                "tried, take larger steps"
-            )
-        num = math.floor(steps + 1e-9)
-        # Multiples of the step, not sums of it: 0.1 + 0.2 is not 0.3.
-        values = [round(low + i * step, 10) for i in range(num + 1)]
-        are_whole = all("." not in part and "e" not in part.lower() for part in parts)
-        return [int(v) for v in values] if are_whole else values
-    if len(parts) > 1:
-        raise RecipeError(f"search: {key}: '{text}': the first number must be the smaller one")
-    return list(dict.fromkeys(_value(key, part.strip()) for part in text.split(",")))
+    low, high, *rest = numbers
+    if not rest:
+        if low >= high:
+            raise RecipeError(f"search: {key}: '{text}': the first number must be the smaller one")
+        return Range(low, high)
+    (step,) = rest
+    num_steps = (high - low) / step if step > 0 else -1.0
+    if num_steps < 0:
+        raise RecipeError(f"search: {key}: '{text}' is not low:high:step")
+    if num_steps >= MOST_KEPT:
+        raise RecipeError(
+            f"search: {key}: '{text}' are {num_steps:.3g} values; at most {MOST_KEPT:,} can be "
+            "tried, take larger steps"
+        )
+    # Multiples of the step, not sums of it: 0.1 + 0.2 is not 0.3.
+    values = [round(low + i * step, 10) for i in range(math.floor(num_steps + 1e-9) + 1)]
+    are_whole = all("." not in part and "e" not in part.lower() for part in parts)
+    return [int(v) for v in values] if are_whole else values
 
 
 def _value(key: str, text: str) -> Any:
@@ -99,8 +98,8 @@ class SearchSpace:
     @property
     def iterations(self) -> list[int]:
         """Numbers of iterations to try, all from one run of the solver."""
-        found = self.values.get(ITERATIONS, ())
-        return [] if isinstance(found, Range) else list(found)
+        found: Sequence[Any] = self.values.get(ITERATIONS, ())
+        return list(found)
 
     @property
     def others(self) -> dict[str, Values]:
@@ -108,35 +107,27 @@ class SearchSpace:
         return {key: v for key, v in self.values.items() if key != ITERATIONS}
 
     def grid(self) -> Iterator[dict[str, Any]]:
-        """All combinations of values, without iterations."""
-        ranges = [key for key, v in self.others.items() if isinstance(v, Range)]
-        if ranges:
-            raise RecipeError(
-                f"search: {', '.join(ranges)}: a grid needs values to try, as low:high:step; "
-                "anything between two numbers is for --strategy optuna"
-            )
-        lists = [v for v in self.others.values() if not isinstance(v, Range)]
-        for combination in itertools.product(*lists):
-            yield dict(zip(self.others, combination, strict=True))
-
-    def corners(self) -> Iterator[dict[str, Any]]:
-        """All combinations, with the lowest number of each range."""
+        """All combinations of values, with the lowest number of each range; without iterations."""
         lists = [[v.low] if isinstance(v, Range) else v for v in self.others.values()]
         for combination in itertools.product(*lists):
             yield dict(zip(self.others, combination, strict=True))
 
-    def fill(self, choice: Choice, iterations: int | None = None) -> Recipe:
+    def scored(self, choice: Choice) -> list[dict[str, Any]]:
+        """The choices whose models one merge gives: with each number of iterations."""
+        at_each = [{**choice, ITERATIONS: number} for number in self.iterations]
+        return at_each or [dict(choice)]
+
+    def fill(self, choice: Choice) -> Recipe:
         """The recipe with a value at every place; all numbers of iterations if none is chosen."""
         data = copy.deepcopy(dict(self.recipe))
-        data["method"] = _as_mapping(data.get("method"))
-        if "method" in choice:
-            data["method"] = _as_mapping(choice["method"])
+        data["method"] = _as_mapping(choice.get("method", data.get("method")))
         for key, value in choice.items():
+            if key in ("method", ITERATIONS):
+                continue
             if key.startswith(_WEIGHT):
                 _set_weight(data, key.removeprefix(_WEIGHT), value)
             elif key in Recipe.model_fields:
-                if key != "method":
-                    data[key] = value
+                data[key] = value
             else:
                 part, dot, _ = key.partition(".")
                 if dot and part not in data["method"]:
@@ -145,14 +136,19 @@ class SearchSpace:
                         f"is, as {part}: {{name: ...}}"
                     )
                 set_parameter(data["method"], key, value)
-        if iterations is not None:
-            _set_iterations(data, iterations)
+        if ITERATIONS in choice:
+            _set_iterations(data, choice[ITERATIONS])
         elif self.iterations:
             data["trajectory"] = self.iterations
         return make_recipe(data)
 
-    def check(self) -> int:
-        """Refuse a place or a value that no recipe has; returns how many models are scored."""
+    @property
+    def num_choices(self) -> int:
+        """How many combinations there are."""
+        return math.prod(1 if isinstance(v, Range) else len(v) for v in self.others.values())
+
+    def check(self, *, with_ranges: bool = False) -> None:
+        """Refuse a place or a value that no recipe has, and ranges unless they are drawn from."""
         given = self.values.get(ITERATIONS, ())
         if isinstance(given, Range) or not all(type(v) is int and v >= 0 for v in given):
             raise RecipeError("search: iterations: expected whole numbers, as 10:100:10")
@@ -160,24 +156,26 @@ class SearchSpace:
             raise RecipeError(
                 "the recipe has a trajectory of its own; leave it out and search over iterations"
             )
-        num_choices = math.prod(1 if isinstance(v, Range) else len(v) for v in self.others.values())
-        if num_choices > MOST_COMBINATIONS:
+        if self.num_choices > MOST_COMBINATIONS:
             raise RecipeError(
-                f"search: {num_choices:,} combinations of values; at most {MOST_COMBINATIONS:,} "
-                "can be tried, give fewer values"
+                f"search: {self.num_choices:,} combinations of values; at most "
+                f"{MOST_COMBINATIONS:,} can be tried, give fewer values"
             )
         problems: list[str] = []
-        choices = list(self.corners())
-        for choice in choices:
+        for choice in self.grid():
             try:
                 self.fill(choice)
-                for at in self.iterations[:1]:
-                    self.fill(choice, at)
+                self.fill(self.scored(choice)[0])
             except RecipeError as error:
                 problems += [f"with {describe(choice)}: {p}" for p in error.problems]
         if problems:
             raise RecipeError(problems[:10])
-        return len(choices) * max(1, len(self.iterations))
+        ranges = [key for key, v in self.others.items() if isinstance(v, Range)]
+        if ranges and not with_ranges:
+            raise RecipeError(
+                f"search: {', '.join(ranges)}: a grid needs values to try, as low:high:step; "
+                "anything between two numbers is for --strategy optuna"
+            )
 
 
 def describe(choice: Choice) -> str:

@@ -1,7 +1,7 @@
 """How a merged model scores on the validation data of its tasks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from matsmerge.data.rows import Data, fingerprint_rows
@@ -10,7 +10,7 @@ from matsmerge.lab.evaluation.metrics import METRICS, choose_metrics
 from matsmerge.lab.evaluation.task_evaluation import evaluate, resolve_head
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.statistics.statistics import Statistics
-from matsmerge.tasks.loaded_model import load_for_task
+from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile, read_task_file
 
@@ -32,11 +32,16 @@ class Scorer:
     tasks: Sequence[ValidationTask]
     num_examples: int | None
     batch_size: int
-    kept: KeptBase
+    kept: KeptBase = field(default_factory=KeptBase)
 
     @property
     def lower_is_better(self) -> bool:
         return not METRICS[self.tasks[0].metric].higher_is_better
+
+    @property
+    def metrics(self) -> dict[str, str]:
+        """The metric of each task."""
+        return {task.name: task.metric for task in self.tasks}
 
     @property
     def in_percent(self) -> bool:
@@ -49,7 +54,7 @@ class Scorer:
         for task in self.tasks:
             described = task.described
             head = resolve_head(folder, described)
-            loaded = load_for_task(folder, described, head=head, kept=self.kept)
+            loaded = load_model(folder, described, head=head, kept=self.kept)
             outcome = evaluate(
                 loaded,
                 task.data,

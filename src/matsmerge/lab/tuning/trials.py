@@ -85,34 +85,24 @@ def best(trials: Iterable[Trial], *, lowest: bool = False) -> Trial:
 class Journal:
     """A line for every trial, after one that says what they are trials of."""
 
-    def __init__(self, path: Path, identity: str) -> None:
-        self.path = path
-        self._identity = identity
-        self._file: JournalFile | None = None
-        self.trials: dict[str, Trial] = {}
-
-    def open(self, *, resume: bool) -> None:
+    def __init__(self, path: Path, identity: str, *, resume: bool) -> None:
         """Begin, or go on where the same search was interrupted."""
-        lines, num_bytes = read_journal_lines(self.path) if resume else ([], 0)
+        self.trials: dict[str, Trial] = {}
+        lines, num_bytes = read_journal_lines(path) if resume else ([], 0)
         if not lines:  # it begins, or was stopped before it had begun
-            self._file = JournalFile.begin(self.path, {"identity": self._identity})
+            self._file = JournalFile.begin(path, {"identity": identity})
             return
-        first = parse_as(lines[0], _Identity, line_of(self.path, 1), OutputError)
-        if first.identity != self._identity:
+        first = parse_as(lines[0], _Identity, line_of(path, 1), OutputError)
+        if first.identity != identity:
             raise AnotherRunError(
-                f"{self.path.parent}: the interrupted search had another recipe, other models, "
+                f"{path.parent}: the interrupted search had another recipe, other models, "
                 "statistics, tasks or values to try; start anew with --overwrite"
             )
         for number, line in enumerate(lines[1:], 2):
-            trial = parse_as(line, Trial, line_of(self.path, number), OutputError)
+            trial = parse_as(line, Trial, line_of(path, number), OutputError)
             self.trials[trial.key] = trial
-        self._file = JournalFile.resume(self.path, num_bytes)
-
-    @property
-    def is_open(self) -> bool:
-        return self._file is not None
+        self._file = JournalFile.resume(path, num_bytes)
 
     def add(self, trial: Trial) -> None:
-        assert self._file is not None
         self.trials[trial.key] = trial
         self._file.note(trial.to_json())

@@ -9,12 +9,12 @@ from typing import ClassVar
 from torch import Tensor
 
 from matsmerge.statistics.gradients import MapCall, add_squares
-from matsmerge.statistics.kinds.statistic import Arrays, GradientStatistic, GradientSum
+from matsmerge.statistics.kinds.statistic import Arrays, GradientStatistic
 from matsmerge.statistics.kinds.tensor_sum import TensorStatistic, TensorSum
 from matsmerge.statistics.parameters import Owned
 
 
-class SquareSum(TensorSum, GradientSum):
+class SquareSum(TensorSum):
     """The sum of squared gradients."""
 
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:

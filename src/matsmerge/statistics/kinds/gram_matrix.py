@@ -4,56 +4,16 @@ Beside it is the mean of z, if the map has a bias: with a constant 1 appended to
 and bias are one map. Of an embedding's one-hot rows G is a diagonal, how often each token occurs.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from matsmerge.statistics.kinds.moment_sum import MomentSum
-from matsmerge.statistics.kinds.statistic import (
-    Arrays,
-    Form,
-    InputStatistic,
-    Storage,
-    Sum,
-    check_parts,
-)
+from matsmerge.statistics.kinds.moment_sum import MomentStatistic
+from matsmerge.statistics.kinds.statistic import Arrays, Form, InputStatistic, Storage, Sum
 from matsmerge.statistics.kinds.tensor_sum import TensorSum
 from matsmerge.statistics.linear_maps import LinearMap
-
-
-class GramMatrix(InputStatistic):
-    """Second moment of the inputs of every linear map, the mean of zzᵀ over real rows."""
-
-    name = "gram"
-    arrays: ClassVar[Arrays] = {"inputs": ("symmetric", "diagonal"), "mean": ("full",)}
-    title = "second moments of inputs (gram, kfac)"
-    is_per_row = True
-
-    def new(self, target: LinearMap, storage: Storage) -> Sum:
-        if target.layout == "embedding":
-            return TokenSum(torch.zeros(target.num_inputs, dtype=torch.long, device=storage.device))
-        return MomentSum.new(target.num_groups, target.num_inputs, storage)
-
-    def of_parts(
-        self, target: LinearMap, parts: Mapping[str, Tensor], num_rows: int, dtype: torch.dtype
-    ) -> Sum:
-        if target.layout == "embedding":
-            check_parts(parts, {"sum": (target.num_inputs,)}, torch.int64)
-            return TokenSum(parts["sum"], num_rows)
-        return MomentSum.of_parts(target.num_groups, target.num_inputs, parts, num_rows, dtype)
-
-    def of_sums(self, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Sum:
-        values, form = sums[0]
-        if form == "diagonal":
-            return TokenSum(values.round().long(), num_rows)
-        return MomentSum.of_sums(sums, num_rows)
-
-    def num_values(self, target: LinearMap) -> int:
-        if target.layout == "embedding":
-            return target.num_inputs
-        return target.num_groups * target.num_inputs**2 // 2
 
 
 class TokenSum(TensorSum):
@@ -67,6 +27,34 @@ class TokenSum(TensorSum):
 
     def sums(self) -> list[tuple[Tensor, Form]]:
         return [(self.total.double(), "diagonal")]
+
+    @classmethod
+    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> "TokenSum":
+        return cls(sums[0][0].round().long(), num_rows)
+
+
+class GramMatrix(MomentStatistic, InputStatistic):
+    """Second moment of the inputs of every linear map, the mean of zzᵀ over real rows."""
+
+    name = "gram"
+    arrays: ClassVar[Arrays] = {"inputs": ("symmetric", "diagonal"), "mean": ("full",)}
+    title = "second moments of inputs (gram, kfac)"
+    is_per_row = True
+
+    def dim(self, target: LinearMap) -> int:
+        return target.num_inputs
+
+    def new(self, target: LinearMap, storage: Storage) -> Sum:
+        if target.layout == "embedding":
+            return TokenSum(torch.zeros(target.num_inputs, dtype=torch.long, device=storage.device))
+        return super().new(target, storage)
+
+    def of_sums(self, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Sum:
+        is_of_tokens = sums[0][1] == "diagonal"
+        return (TokenSum if is_of_tokens else self.sum_type).of_sums(sums, num_rows)
+
+    def num_values(self, target: LinearMap) -> int:
+        return target.num_inputs if target.layout == "embedding" else super().num_values(target)
 
 
 GRAM = GramMatrix()

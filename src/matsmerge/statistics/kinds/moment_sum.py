@@ -1,12 +1,14 @@
 """Sums of second moments, which several statistics are made of."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperSketch, UpperSum, pack_upper, unpack_upper
-from matsmerge.statistics.kinds.statistic import Form, Shapes, Storage, Sum, check_parts
+from matsmerge.statistics.kinds.statistic import Form, MapStatistic, Storage, Sum, check_parts
+from matsmerge.statistics.linear_maps import LinearMap
 
 
 class MomentSum(Sum):
@@ -16,31 +18,10 @@ class MomentSum(Sum):
         self._sum = total  # (d, d) or (groups, d, d)
         self.num_rows = num_rows
 
-    @classmethod
-    def new(cls, num_groups: int, dim: int, storage: Storage) -> "MomentSum":
-        shape = (num_groups, dim) if num_groups > 1 else (dim,)
-        first = torch.zeros(*shape, dtype=storage.dtype, device=storage.device)
-        if storage.is_sketch:
-            return cls(UpperSketch(first))
-        sums = torch.zeros(*shape, dim, dtype=storage.dtype, device=storage.device)
-        return cls(UpperSum(sums, first if storage.keeps_mean else None))
-
-    @classmethod
-    def of_parts(
-        cls,
-        num_groups: int,
-        dim: int,
-        parts: Mapping[str, Tensor],
-        num_rows: int,
-        dtype: torch.dtype,
-    ) -> "MomentSum":
-        check_parts(parts, _part_shapes(num_groups, dim, parts), dtype)
-        return cls(UpperSum.of_parts(parts), num_rows)
-
-    @classmethod
-    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> "MomentSum":
-        (packed, _), *first = sums
-        return cls(UpperSum(unpack_upper(packed), first[0][0] if first else None), num_rows)
+    @property
+    def upper(self) -> Tensor:
+        """The second moment; below the diagonal: anything."""
+        return self._sum.upper
 
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:  # (rows, d), (groups, rows, d)
         self._sum.add(rows, keep)
@@ -49,15 +30,31 @@ class MomentSum(Sum):
     def add_sum(self, other: "MomentSum") -> None:
         first, others = self._sum.first, other._sum.first
         joined = None if first is None or others is None else first + others
-        self._sum = UpperSum(self._sum.upper + other._sum.upper, joined)
+        self._sum = UpperSum(self.upper + other.upper, joined)
         self.num_rows += other.num_rows
 
     def parts(self) -> dict[str, Tensor]:
         return self._sum.parts()
 
+    def load(self, parts: Mapping[str, Tensor]) -> None:
+        *groups, dim, _ = self.upper.shape
+        shapes: dict[str, tuple[int, ...]] = {"upper": (*groups, dim * (dim + 1) // 2)}
+        if "first" in parts:
+            shapes["first"] = (*groups, dim)
+        if "rows" in parts:
+            num_rows = len(parts["rows"]) if parts["rows"].ndim else 0
+            shapes["rows"] = (min(num_rows, dim, ENOUGH_ROWS), dim)
+        check_parts(parts, shapes, self.upper.dtype)
+        self._sum = UpperSum.of_parts(parts)
+
     def sums(self) -> list[tuple[Tensor, Form]]:
-        found: list[tuple[Tensor, Form]] = [(pack_upper(self._sum.upper), "symmetric")]
+        found: list[tuple[Tensor, Form]] = [(pack_upper(self.upper), "symmetric")]
         return found if self._sum.first is None else [*found, (self._sum.first, "full")]
+
+    @classmethod
+    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> "MomentSum":
+        (packed, _), *first = sums
+        return cls(UpperSum(unpack_upper(packed), first[0][0] if first else None), num_rows)
 
     def comparable(self) -> Tensor:
         return self._sum.comparable()
@@ -66,12 +63,23 @@ class MomentSum(Sum):
         return MomentSum(self._sum.clone(), self.num_rows)
 
 
-def _part_shapes(num_groups: int, dim: int, parts: Mapping[str, Tensor]) -> Shapes:
-    groups = (num_groups,) if num_groups > 1 else ()
-    shapes: dict[str, tuple[int, ...]] = {"upper": (*groups, dim * (dim + 1) // 2)}
-    if "first" in parts:
-        shapes["first"] = (*groups, dim)
-    if "rows" in parts:
-        num_rows = parts["rows"].shape[0] if parts["rows"].ndim else 0
-        shapes["rows"] = (min(num_rows, dim, ENOUGH_ROWS), dim)
-    return shapes
+class MomentStatistic(MapStatistic, ABC):
+    """A statistic of linear maps whose sums are second moments."""
+
+    sum_type = MomentSum
+
+    @abstractmethod
+    def dim(self, target: LinearMap) -> int:
+        """How long the rows are, of each group."""
+
+    def new(self, target: LinearMap, storage: Storage) -> Sum:
+        groups = (target.num_groups,) if target.num_groups > 1 else ()
+        shape = (*groups, self.dim(target))
+        first = torch.zeros(shape, dtype=storage.dtype, device=storage.device)
+        if storage.is_sketch:
+            return MomentSum(UpperSketch(first))
+        sums = torch.zeros(*shape, shape[-1], dtype=storage.dtype, device=storage.device)
+        return MomentSum(UpperSum(sums, first if storage.keeps_mean else None))
+
+    def num_values(self, target: LinearMap) -> int:
+        return target.num_groups * self.dim(target) ** 2 // 2

@@ -37,32 +37,6 @@ class Sum(ABC):
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:  # (rows, ...)
         """Add rows, or those with the indices `keep`."""
 
-    @abstractmethod
-    def add_sum(self, other: Self) -> None:
-        """Add the sum of other examples."""
-
-    @abstractmethod
-    def parts(self) -> dict[str, Tensor]:
-        """The arrays that it is made of, exactly; `Statistic.of_parts` goes back."""
-
-    @abstractmethod
-    def sums(self) -> list[tuple[Tensor, Form]]:
-        """What is divided and stored, in the order of `Statistic.arrays`; the last may be missing.
-
-        An array of the form `rows` is stored as it is. `Statistic.of_sums` goes back.
-        """
-
-    def comparable(self) -> Tensor:
-        """A tensor that is the same for sums of the same rows."""
-        return self.sums()[0][0]
-
-    def clone(self) -> Self:
-        return copy.deepcopy(self)
-
-
-class GradientSum(Sum):
-    """A sum over gradients of single examples."""
-
     def add_calls(self, calls: Sequence[MapCall]) -> None:
         """Add the gradients of a weight that is used by these calls, an example at a time."""
         weight = calls[0].map.weight
@@ -70,6 +44,37 @@ class GradientSum(Sum):
         for n in range(len(calls[0].examples.numbers)):
             gradients = torch.stack([call.gradient(n, rows) for call in calls])
             self.add(gradients.sum(0).reshape(1, *weight.shape))
+
+    @abstractmethod
+    def add_sum(self, other: Self) -> None:
+        """Add the sum of other examples."""
+
+    @abstractmethod
+    def parts(self) -> dict[str, Tensor]:
+        """The arrays that it is made of, exactly."""
+
+    @abstractmethod
+    def load(self, parts: Mapping[str, Tensor]) -> None:
+        """Make an empty sum one of these parts; what does not fit is a `StatisticsError`."""
+
+    @abstractmethod
+    def sums(self) -> list[tuple[Tensor, Form]]:
+        """What is divided and stored, in the order of `Statistic.arrays`; the last may be missing.
+
+        An array of the form `rows` is stored as it is.
+        """
+
+    @classmethod
+    @abstractmethod
+    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Self:
+        """The inverse of `sums`, in float64."""
+
+    def comparable(self) -> Tensor:
+        """A tensor that is the same for sums of the same rows."""
+        return self.sums()[0][0]
+
+    def clone(self) -> Self:
+        return copy.deepcopy(self)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class Statistic(ABC, Generic[Target]):
 
     name: ClassVar[str]  # as options have it
     arrays: ClassVar[Arrays]  # in a file: `inputs` of `SET/inputs/NAME`
+    sum_type: ClassVar[type[Sum]]
     title: ClassVar[str] = ""  # over the spectra of its matrices; empty if they have none
     watches: ClassVar[str]  # what its sums are made of, in messages: "inputs", "gradients"
     includes: ClassVar[tuple["Statistic[Any]", ...]] = ()  # collected with it
@@ -109,15 +115,9 @@ class Statistic(ABC, Generic[Target]):
     def new(self, target: Target, storage: Storage) -> Sum:
         """An empty sum."""
 
-    @abstractmethod
-    def of_parts(
-        self, target: Target, parts: Mapping[str, Tensor], num_rows: int, dtype: torch.dtype
-    ) -> Sum:
-        """The inverse of `Sum.parts`; what does not fit is a `StatisticsError`."""
-
-    @abstractmethod
     def of_sums(self, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Sum:
-        """The inverse of `Sum.sums`, in float64."""
+        """A sum of what is stored, multiplied again."""
+        return self.sum_type.of_sums(sums, num_rows)
 
     @abstractmethod
     def num_values(self, target: Target) -> int:
@@ -172,7 +172,7 @@ class OutputStatistic(MapStatistic, ABC):
 class GradientStatistic(Statistic[Owned], ABC):
     """Of single examples' gradients: (examples, d) of a vector, (1, *shape) of anything else."""
 
-    watches = "gradients"  # summed by a `GradientSum`
+    watches = "gradients"
 
     def parameters(self, header: "Header") -> list[str]:
         prefix = f"main/{self.array}/"

@@ -3,19 +3,12 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from matsmerge.statistics.kinds.statistic import (
-    Form,
-    Statistic,
-    Storage,
-    Sum,
-    Target,
-    check_parts,
-)
+from matsmerge.statistics.kinds.statistic import Form, Statistic, Storage, Sum, Target, check_parts
 
 
 class TensorSum(Sum, ABC):
@@ -25,15 +18,23 @@ class TensorSum(Sum, ABC):
         self.total = total
         self.num_rows = num_rows
 
-    def add_sum(self, other: "TensorSum") -> None:
+    def add_sum(self, other: Self) -> None:
         self.total = self.total + other.total
         self.num_rows += other.num_rows
 
     def parts(self) -> dict[str, Tensor]:
         return {"sum": self.total}
 
+    def load(self, parts: Mapping[str, Tensor]) -> None:
+        check_parts(parts, {"sum": tuple(self.total.shape)}, self.total.dtype)
+        self.total = parts["sum"]
+
     def sums(self) -> list[tuple[Tensor, Form]]:
         return [(self.total, "full")]
+
+    @classmethod
+    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Self:
+        return cls(sums[0][0], num_rows)
 
 
 class TensorStatistic(Statistic[Target], ABC):
@@ -45,18 +46,9 @@ class TensorStatistic(Statistic[Target], ABC):
     def shape(self, target: Target) -> tuple[int, ...]:
         """The shape of a target's sum."""
 
-    def new(self, target: Target, storage: Storage) -> TensorSum:
+    def new(self, target: Target, storage: Storage) -> Sum:
         zeros = torch.zeros(self.shape(target), dtype=storage.dtype, device=storage.device)
         return self.sum_type(zeros)
-
-    def of_parts(
-        self, target: Target, parts: Mapping[str, Tensor], num_rows: int, dtype: torch.dtype
-    ) -> TensorSum:
-        check_parts(parts, {"sum": self.shape(target)}, dtype)
-        return self.sum_type(parts["sum"], num_rows)
-
-    def of_sums(self, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> TensorSum:
-        return self.sum_type(sums[0][0], num_rows)
 
     def num_values(self, target: Target) -> int:
         return math.prod(self.shape(target))

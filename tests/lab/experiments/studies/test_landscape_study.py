@@ -95,9 +95,9 @@ def test_a_real_slice(tmp_path: Path) -> None:
     assert [found.models[0].x, found.models[0].y] == pytest.approx([1, 0], abs=1e-6)
     assert [found.models[2].x, found.models[2].y] == pytest.approx([0, 0], abs=1e-9)
     # The loss at a corner of the grid, with the weight put there by hand.
-    loaded = load_model(str(tmp_path / "has_a" / "model"), task="sequence_classification")
+    loaded = load_model(str(tmp_path / "has_a" / "model"), TaskFile(task="sequence_classification"))
     own = dict(loaded.model.named_parameters())
-    other = load_model(str(tmp_path / "early" / "model"), task="sequence_classification")
+    other = load_model(str(tmp_path / "early" / "model"), TaskFile(task="sequence_classification"))
     zero = load_file(base / "model.safetensors")[LAYER.removeprefix("bert.")].double()
     weights = [m[LAYER].detach().double() for m in (own, dict(other.model.named_parameters()))]
     plane = Plane.through(zero, weights)

@@ -4,12 +4,13 @@ A source fills a folder: with `data.jsonl` (text and label), with `data.parquet`
 or with a model as transformers reads it. The same settings give the same data.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from matsmerge.lab.experiments.sources.cifar10 import read_vehicles
+from matsmerge.errors import closest
+from matsmerge.lab.experiments.sources.cifar10 import VEHICLES, read_photographs
 from matsmerge.lab.experiments.sources.images import write_images
 from matsmerge.lab.experiments.sources.minilm import minilm
 from matsmerge.lab.experiments.sources.mnist import read_clothes, read_digits
@@ -19,9 +20,8 @@ from matsmerge.lab.experiments.sources.small_vit import small_vit
 from matsmerge.lab.experiments.sources.texts import write_texts
 from matsmerge.lab.experiments.sources.vader_sentiment import read_rated
 
-Source = Callable[[Path, Mapping[str, Any]], None]
-
-SOURCES: dict[str, Source] = {
+# Each is called with the folder, and with whole numbers as settings by name.
+SOURCES: dict[str, Callable[..., None]] = {
     # 20 Newsgroups, which of 20 groups a post was written to; Reuters R8, which of 8 topics.
     "newsgroups": partial(write_texts, partial(read_topics, "20newsgroups-train")),
     "reuters": partial(write_texts, partial(read_topics, "reuters-r8-train")),
@@ -34,10 +34,20 @@ SOURCES: dict[str, Source] = {
     # Which digit, which kind of clothes, which of four vehicles, which of 30 things.
     "mnist": partial(write_images, read_digits),
     "fashion": partial(write_images, read_clothes),
-    "vehicles": partial(write_images, read_vehicles),
+    "vehicles": partial(write_images, partial(read_photographs, VEHICLES, 1)),
     "drawn_animals": partial(write_images, partial(read_drawings, ANIMALS.__contains__)),
     "drawn_food": partial(write_images, partial(read_drawings, FOOD.__contains__)),
     # Base models.
     "minilm": minilm,
     "small_vit": small_vit,
 }
+
+
+def setting_problems(source: str, settings: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with settings that a suite gives to a source."""
+    _, *known = inspect.signature(SOURCES[source]).parameters
+    for name, value in settings.items():
+        if name not in known:
+            yield f"unknown key '{name}'{closest(name, known)}"
+        elif type(value) is not int or value < 0:
+            yield f"{name}: expected a whole number, found {value!r}"

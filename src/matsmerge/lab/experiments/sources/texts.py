@@ -3,25 +3,21 @@
 import json
 import random
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
-
-from matsmerge.lab.experiments.sources.source_settings import read_settings
 
 DATA = "data.jsonl"
 MAX_CHARACTERS = 600  # far more than models of this size are given
 
 
 def write_texts(
-    read: Callable[[], Iterable[tuple[str, str]]], folder: Path, settings: Mapping[str, Any]
+    read: Callable[[], Iterable[tuple[str, str]]], folder: Path, *, num_rows: int | None = None
 ) -> None:
-    """Texts and labels as `data.jsonl`, in a random order that is always the same.
+    """Texts and labels as `data.jsonl`, at most so many, in a random order always the same.
 
     Each text is there once, as it is after cutting, so that no split can hold a text of another;
-    one with different labels is left out. The setting `num_rows` says how many at most.
+    one with different labels is left out.
     """
-    num_rows = read_settings(settings, {"num_rows": None})["num_rows"]
     labels = defaultdict(set)
     for text, label in read():
         labels[" ".join(text.split())[:MAX_CHARACTERS].strip()].add(label)

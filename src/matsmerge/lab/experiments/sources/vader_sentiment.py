@@ -6,7 +6,7 @@ ICWSM 2014. Positive or negative by the mean rating; the undecided ones are left
 
 from collections.abc import Iterator
 
-from matsmerge.lab.experiments.archives import read_member, refuse_damage
+from matsmerge.lab.experiments.archives import read_member
 from matsmerge.lab.experiments.packages import fetch
 
 _UNDECIDED = 0.5  # mean ratings nearer to 0
@@ -17,8 +17,6 @@ def read_rated(name: str) -> Iterator[tuple[str, str]]:
     inner = read_member(fetch("vaderSentiment"), "*/hutto_ICWSM_2014.tar.gz")
     content = read_member(inner, f"*/{name}_GroundTruth.txt").decode("utf-8", "replace")
     for line in content.splitlines():
-        with refuse_damage(f"the texts {name}"):
-            _, rating, text = line.split("\t", 2)
-            value = float(rating)
-        if abs(value) >= _UNDECIDED:
-            yield text, "positive" if value > 0 else "negative"
+        _, rating, text = line.split("\t", 2)
+        if abs(float(rating)) >= _UNDECIDED:
+            yield text, "positive" if float(rating) > 0 else "negative"

@@ -6,21 +6,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pydantic import Field
 
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.engine.executor import SerialExecutor
-from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.errors import DataError, RecipeError
-from matsmerge.files.guarded_files import Content, Count, read_json_as
+from matsmerge.files.guarded_files import read_json
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.lab.costs.cost_formulas import Setting, training
 from matsmerge.lab.costs.model_shape import shape_of
 from matsmerge.lab.experiments.step import Places, Step
-from matsmerge.lab.experiments.steps import Merge, Merging, Train
-from matsmerge.lab.experiments.store import Store
+from matsmerge.lab.experiments.steps import Collect, Merge, Merging, Train
+from matsmerge.lab.experiments.store import Record
 from matsmerge.lab.experiments.studies.study import Asked, Study
 from matsmerge.lab.experiments.suite_parts import MethodOfSuite
 from matsmerge.lab.experiments.suite_results import JOINT, Cost
@@ -32,18 +33,6 @@ from matsmerge.statistics.statistics import MAIN
 from matsmerge.statistics.statistics_file import open_statistics
 
 _DEFAULT_LENGTH = 138  # tokens of an example in the paper's tasks
-
-
-class _TrainingOptions(Content):
-    batch_size: Count
-    accumulate: Count
-
-
-class _Trained(Content):
-    """The part of a training.json that says how many examples were seen."""
-
-    num_steps: Count
-    options: _TrainingOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,15 +58,16 @@ class Measure(Step[list[Cost]], kind="costs", runs_alone=True):
             for _ in range(self.repeats):
                 prepared = prepare(recipe)
                 begin = time.perf_counter()
-                merge_to_folder(prepared, out / "merged", executor=SerialExecutor(), overwrite=True)
+                options = RunOptions(SerialExecutor(), overwrite=True)
+                merge_to_folder(prepared, out / "merged", options)
                 seconds.append(round(time.perf_counter() - begin, 3))
             shutil.rmtree(out / "merged")
             operations = _operations(recipe, setting)
             costs.append(Cost(method=name, seconds=seconds, operations=operations))
         if self.joint is not None:
-            file = places.path(self.joint) / "training.json"
-            trained = read_json_as(file, _Trained, DataError)
-            seen = trained.num_steps * trained.options.batch_size * trained.options.accumulate
+            trained = read_json(places.path(self.joint) / "training.json", DataError)
+            options = trained["options"]
+            seen = trained["num_steps"] * options["batch_size"] * options["accumulate"]
             operations = training(model.num_run, seen * num_tokens / num_examples)
             costs.append(Cost(method=JOINT, operations=operations))
         return costs
@@ -109,20 +99,21 @@ class CostStudy(Study):
             repeats=self.repeats,
             length=sum(lengths) / len(lengths),
         )
-        yield Asked(step, partial(_costs, step))
+        needed: list[Step[Any]] = [*step.merging.statistics.values()]
+        if step.joint is not None:
+            needed.append(step.joint)
+        yield Asked([step, *needed], partial(_costs, step))
 
 
-def _costs(step: Measure, store: Store) -> Iterator[Cost]:
+def _costs(step: Measure, measured: Record, *needed: Record) -> Iterator[Cost]:
     """The costs with the seconds that other steps took: joint training and statistics."""
-    collected = [store.load(need) for need in step.merging.statistics.values()]
-    collecting = sum(record.seconds for record in collected if record is not None)
-    for cost in store.found(step):
+    collecting = [record.seconds for record in needed if record.kind == Collect.kind]
+    joint = [record.seconds for record in needed if record.kind == Train.kind]
+    for cost in measured.found:
         if cost.method == JOINT:
-            trained = None if step.joint is None else store.load(step.joint)
-            seconds = [] if trained is None else [trained.seconds]
-            yield cost.model_copy(update={"seconds": seconds})
+            yield cost.model_copy(update={"seconds": joint})
         elif step.methods[cost.method].merging.statistics:
-            yield cost.model_copy(update={"statistics_seconds": collecting})
+            yield cost.model_copy(update={"statistics_seconds": sum(collecting)})
         else:
             yield cost
 

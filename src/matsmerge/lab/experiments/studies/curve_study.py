@@ -11,7 +11,7 @@ from pydantic import Field
 
 from matsmerge.engine.executor import SerialExecutor
 from matsmerge.engine.merge_file import read_merge_file
-from matsmerge.engine.merge_run import merge_to_folder
+from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.lab.experiments.step import Places, Step, TaskInput
 from matsmerge.lab.experiments.steps import Merging, Scoring
@@ -22,7 +22,6 @@ from matsmerge.lab.experiments.suite_setup import Setup
 from matsmerge.lab.tuning.trial_score import Scorer, read_validation_tasks
 from matsmerge.limits import MOST_KEPT
 from matsmerge.methods import METHODS
-from matsmerge.models.kept_base import KeptBase
 from matsmerge.recipes.recipe import make_recipe
 
 if TYPE_CHECKING:
@@ -42,9 +41,9 @@ class Follow(Step[list[CurvePoint]], kind="follow"):
         recipe = make_recipe({**self.merging.recipe(places), "trajectory": self.iterations})
         folder = out / "merged"
         shutil.rmtree(folder, ignore_errors=True)
-        merge_to_folder(prepare(recipe), folder, executor=SerialExecutor(), overwrite=True)
+        merge_to_folder(prepare(recipe), folder, RunOptions(SerialExecutor(), overwrite=True))
         tasks = read_validation_tasks([task.read(places) for task in self.tasks], "validation")
-        scorer = Scorer(tasks, self.scoring.num_validation, self.scoring.batch_size, KeptBase())
+        scorer = Scorer(tasks, self.scoring.num_validation, self.scoring.batch_size)
         points = []
         for at in self.iterations:
             step = folder / f"iteration-{at}"
@@ -64,8 +63,7 @@ class CurveStudy(Study):
     curves: dict[str, str | dict[str, Any]]
     iterations: list[int] = Field(max_length=MOST_KEPT)
 
-    def names(self, suite: "Suite") -> Iterator[Names]:
-        yield from super().names(suite)
+    def names(self, _: "Suite", /) -> Iterator[Names]:
         yield "curves", map(name_of, self.curves.values()), METHODS
 
     def ask(self, setup: Setup) -> Iterator[Asked]:

@@ -73,10 +73,7 @@ class Draw(Step[Landscape], kind="landscape"):
 
     def _load(self, task: TaskInput, places: Places) -> "_Subject":
         file = task.read(places)
-        loaded = load_model(
-            places.name(self.models[task.name]),
-            task=file.task, head=file.head, tokenizer=file.tokenizer, options=file.options(),
-        )  # fmt: skip
+        loaded = load_model(places.name(self.models[task.name]), file)
         rows = read_split(file, self.split)
         numbers = list(range(min(self.num_examples, len(rows))))
         examples = encode_all(loaded.task, rows, file.columns, numbers, wordings=file.wordings)
@@ -93,8 +90,7 @@ class LandscapeStudy(Study):
     size: int = Field(default=25, ge=3, le=MOST_KEPT)  # points on a side
     num_examples: int = Field(default=200, ge=1, le=MOST_COUNTED)
 
-    def names(self, suite: "Suite") -> Iterator[Names]:
-        yield from super().names(suite)
+    def names(self, suite: "Suite", /) -> Iterator[Names]:
         yield "tasks", self.tasks, suite.tasks
 
     def ask(self, setup: Setup) -> Iterator[Asked]:
@@ -146,11 +142,13 @@ class _Subject:
         return total / len(self.examples)
 
 
+@dataclass(frozen=True)
 class Plane:
     """Points `origin + x u + y v` among weights; u and v are orthogonal, of equal length."""
 
-    def __init__(self, origin: Tensor, u: Tensor, v: Tensor) -> None:
-        self.origin, self.u, self.v = origin, u, v
+    origin: Tensor
+    u: Tensor
+    v: Tensor
 
     @classmethod
     def through(cls, base: Tensor, models: list[Tensor]) -> "Plane":

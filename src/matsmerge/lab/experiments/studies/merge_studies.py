@@ -1,6 +1,7 @@
 """Studies that compare merges by their scores."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +30,17 @@ if TYPE_CHECKING:
     from matsmerge.lab.experiments.suite import Suite
 
 
+# The base model, with each task's head.
+_NOTHING = MethodOfSuite(method={"name": "task_arithmetic", "scale": 0.0})
+
+
 class Comparison(Study):
     """All methods on all tasks, beside models that were not merged."""
 
     def ask(self, setup: Setup) -> Iterator[Asked]:
         steps: dict[str, Step[Outcome]] = {INDIVIDUAL: setup.individual()}
         steps |= {name: setup.compared(name) for name in setup.methods}
-        steps[BASE] = setup.untouched()
+        steps[BASE] = setup.merge("base", _NOTHING)
         if (joint := setup.joint()) is not None:
             steps[JOINT] = setup.score(JOINT, {JOINT: joint})
         if setup.suite.ensemble:
@@ -55,8 +60,7 @@ class HeatMap(Study):
     objectives: dict[str, str | dict[str, Any]]  # by label
     iterations: Any = "10:100:10"
 
-    def names(self, suite: "Suite") -> Iterator[Names]:
-        yield from super().names(suite)
+    def names(self, suite: "Suite", /) -> Iterator[Names]:
         yield "inits", self.inits, suite.methods
         yield "objectives", map(name_of, self.objectives.values()), OBJECTIVES
 
@@ -91,16 +95,14 @@ class FisherStudy(Study):
     methods: list[str]  # of the suite's, as they are given, iterations searched
     splits: list[str] = Field(default=["train", "validation"])
 
-    def names(self, suite: "Suite") -> Iterator[Names]:
-        yield from super().names(suite)
+    def names(self, suite: "Suite", /) -> Iterator[Names]:
         yield "methods", self.methods, suite.methods
 
     def ask(self, setup: Setup) -> Iterator[Asked]:
         own = [name for name in self.methods if name in setup.methods]
         for name, expectation, split in product(own, ("empirical", "true"), self.splits):
-            title = f"{name} {expectation} {split}"
-            method = setup.methods[name]
-            step = setup.merge(title, method, expectation=expectation, split=split)
+            taken = replace(setup, taken=(expectation, split))
+            step = taken.merge(f"{name} {expectation} {split}", setup.methods[name])
             about = {"method": name, "expectation": expectation, "split": split}
             yield Asked.of(step, _fisher_score, **about, seed=setup.seed)
 
@@ -117,8 +119,7 @@ class IntermediateStudy(Study):
     donors: list[str]
     sequential: dict[str, Any] | None = None  # training the donor's model further; None: no
 
-    def names(self, suite: "Suite") -> Iterator[Names]:
-        yield from super().names(suite)
+    def names(self, suite: "Suite", /) -> Iterator[Names]:
         yield "tasks", [self.target, *self.donors], suite.tasks
 
     def ask(self, setup: Setup) -> Iterator[Asked]:

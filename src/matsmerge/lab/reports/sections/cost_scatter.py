@@ -8,8 +8,8 @@ from typing import Any
 from matsmerge.lab.experiments.score_tables import mean_and_error
 from matsmerge.lab.experiments.suite_results import Cost
 from matsmerge.lab.reports import figure_style as style
-from matsmerge.lab.reports.document import Block, Cell, Figure, Table
-from matsmerge.lab.reports.numbers import NOTHING, paper_cell, power, seconds
+from matsmerge.lab.reports.document import Block, Cell, Column, Figure, Table
+from matsmerge.lab.reports.numbers import paper_cell, power, seconds
 from matsmerge.lab.reports.variant import Variant
 
 
@@ -46,26 +46,22 @@ def _total_seconds(cost: Cost) -> float | None:
 
 
 def _table(found: Sequence[Cost], variant: Variant) -> Table:
-    paper = variant.paper
-    has_paper = bool(paper.operations)
-    heads = ["", "operations", *(["operations, paper's"] if has_paper else [])]
-    heads += ["merging, seconds", "all statistics, seconds", "together, seconds"]
-    heads += ["together, paper's (A6000)"] if has_paper else []
-    rows: list[list[Cell | str]] = []
-    for cost in found:
-        row: list[Cell | str] = [variant.label(cost.method), power(cost.operations)]
-        if has_paper:
-            row.append(paper_cell(power(paper.operations.get(cost.method))))
-        mean, error = mean_and_error(cost.seconds) if cost.seconds else (None, None)
-        row.append(
-            NOTHING if mean is None else Cell(seconds(mean), seconds(error) if error else "")
-        )
-        row += [seconds(cost.statistics_seconds), seconds(_total_seconds(cost))]
-        if has_paper:
-            row.append(paper_cell(seconds(paper.seconds.get(cost.method, (None,))[0])))
-        rows.append(row)
+    paper, methods = variant.paper, [cost.method for cost in found]
+    merging = [mean_and_error(cost.seconds) if cost.seconds else (None, None) for cost in found]
+    columns: list[Column] = [
+        ("", [variant.label(method) for method in methods]),
+        ("operations", [power(cost.operations) for cost in found]),
+        ("merging, seconds", [Cell(seconds(m), seconds(e) if e else "") for m, e in merging]),
+        ("all statistics, seconds", [seconds(cost.statistics_seconds) for cost in found]),
+        ("together, seconds", [seconds(_total_seconds(cost)) for cost in found]),
+    ]
+    if paper.operations:
+        papers = [paper_cell(power(paper.operations.get(method))) for method in methods]
+        columns.insert(2, ("operations, paper's", papers))
+        means = (paper.seconds.get(method, (None,))[0] for method in methods)
+        columns.append(("together, paper's (A6000)", [paper_cell(seconds(m)) for m in means]))
     title = "Operations by the paper's formulas; seconds are those of this machine"
-    return Table(heads, rows, title)
+    return Table.of_columns(columns, title)
 
 
 def _plot(names: Sequence[str], costs: Sequence[float], scores: Sequence[float], unit: str) -> Any:

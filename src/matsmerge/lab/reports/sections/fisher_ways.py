@@ -1,9 +1,8 @@
 """Scores with the Fisher information taken one of four ways: empirical or true, by split."""
 
-from statistics import fmean
-
-from matsmerge.lab.reports.document import Block, Cell, Table
-from matsmerge.lab.reports.numbers import fixed, grouped, mean_of, paper_cell, score_cell
+from matsmerge.lab.reports.document import Block, Column, Table
+from matsmerge.lab.reports.numbers import fixed, grouped, paper_cell
+from matsmerge.lab.reports.scores import Score, score_cells
 from matsmerge.lab.reports.variant import Variant
 
 
@@ -14,18 +13,14 @@ def fisher_ways(variant: Variant) -> list[Block]:
     if not found:
         return []
     methods = list(dict.fromkeys(method for method, _, _ in found))
-    has_paper = any(method in paper.fisher for method in methods)
-    best = {m: max(fmean(values) for key, values in found.items() if key[0] == m) for m in methods}
-    heads = ["Fisher information", "from split"]
-    for name in map(variant.label, methods):
-        heads += [name, f"{name}, paper's"] if has_paper else [name]
-    rows: list[list[Cell | str]] = []
-    for expectation, split in dict.fromkeys(key[1:] for key in found):
-        row: list[Cell | str] = [expectation, split]
-        for method in methods:
-            values = found.get((method, expectation, split), [])
-            row.append(score_cell(values, best=mean_of(values) == best[method]))
-            if has_paper:
-                row.append(paper_cell(fixed(paper.of_fisher(method, expectation, split))))
-        rows.append(row)
-    return [Table(heads, rows, "Mean validation score over tasks, percent")]
+    ways = list(dict.fromkeys((expectation, split) for _, expectation, split in found))
+    expectations, splits = zip(*ways, strict=True)
+    columns: list[Column] = [("Fisher information", expectations), ("from split", splits)]
+    for method in methods:
+        name = variant.label(method)
+        scores = [Score.over_seeds(found.get((method, *way), [])) for way in ways]
+        columns.append((name, score_cells(scores, [True] * len(ways))))
+        if any(method in paper.fisher for method in methods):
+            papers = [paper_cell(fixed(paper.of_fisher(method, *way))) for way in ways]
+            columns.append((f"{name}, paper's", papers))
+    return [Table.of_columns(columns, "Mean validation score over tasks, percent")]

@@ -6,7 +6,7 @@ from statistics import fmean
 from matsmerge.lab.reports import figure_style as style
 from matsmerge.lab.reports.document import Block, Cell, Figure, Table
 from matsmerge.lab.reports.figure_style import go, plain
-from matsmerge.lab.reports.numbers import NOTHING, grouped, mean_of, percent, signed
+from matsmerge.lab.reports.numbers import NOTHING, grouped, percent, signed
 from matsmerge.lab.reports.variant import Variant
 
 
@@ -20,7 +20,8 @@ def init_gains(variant: Variant) -> list[Block]:
     found = grouped(((c.init, c.objective), c.score) for c in cells)
     own = {init: fmean(v) for init, v in grouped((c.init, c.of_init) for c in cells).items()}
     objectives = list(dict.fromkeys(cell.objective for cell in cells))
-    scores = {i: [mean_of(found.get((i, o), [])) for o in objectives] for i in own}
+    means = {key: fmean(values) for key, values in found.items()}
+    scores = {init: [means.get((init, o)) for o in objectives] for init in own}
     best = max(s for row in scores.values() for s in row if s is not None)
     winner = next(init for init, row in scores.items() if best in row)
     table = Table(

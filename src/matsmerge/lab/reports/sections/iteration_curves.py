@@ -6,22 +6,19 @@ from typing import Any
 from matsmerge.lab.experiments.score_tables import mean_and_error
 from matsmerge.lab.reports import figure_style as style
 from matsmerge.lab.reports.document import Block, Cell, Figure, Table
-from matsmerge.lab.reports.numbers import percent, power
+from matsmerge.lab.reports.numbers import grouped, percent, power
 from matsmerge.lab.reports.variant import Variant
 
 
 def iteration_curves(variant: Variant) -> list[Block]:
     """Scores above, residuals below, means over seeds."""
+    curves = variant.found.curves
     series: dict[str, list[tuple[int, float, float | None, float]]] = {}
-    for name in dict.fromkeys(curve.name for curve in variant.found.curves if curve.points):
-        found = [p for curve in variant.found.curves if curve.name == name for p in curve.points]
+    for name, seen in grouped((c.name, point) for c in curves for point in c.points).items():
+        found = grouped((point.iterations, point) for point in seen)
         series[variant.label(name)] = [
-            (
-                at,
-                *mean_and_error([p.score for p in found if p.iterations == at]),
-                fmean(p.residual for p in found if p.iterations == at),
-            )
-            for at in sorted({p.iterations for p in found})
+            (at, *mean_and_error([p.score for p in same]), fmean(p.residual for p in same))
+            for at, same in sorted(found.items())
         ]
     if not series:
         return []

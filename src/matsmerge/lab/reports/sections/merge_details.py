@@ -30,27 +30,18 @@ def convergence(merges: Mapping[str, Mapping[str, Any]]) -> list[Block]:
     heads = ["", "layers", "solver", "iterations", "median residual", "largest residual"]
     heads += ["objective, of the start's"]
     summary = Table(heads, [_summary(name, layers) for name, layers in stages.items()])
-    curves = {
-        name: [_curve(layer, report) for layer, report in layers.items() if "residuals" in report]
-        for name, layers in stages.items()
-    }
-    drawn = [{"name": name, "layers": found} for name, found in curves.items() if found]
-    if not drawn:
-        return [summary]
+    heads = ["layer", "iterations", "status", "residual at the start", "at the end", "objective"]
+    curves, tables = [], []
+    for name, layers in stages.items():
+        if drawn := [_curve(layer, r) for layer, r in layers.items() if "residuals" in r]:
+            curves.append({"name": name, "layers": drawn})
+            rows = [_layer_row(layer, report) for layer, report in layers.items()]
+            tables.append(Table(heads, rows, name, in_markdown=False))
     caption = (
         "How near each layer came to the solution of its linear system, iteration by iteration; "
         "residuals are relative to that of zero, objectives to the start's."
     )
-    tables = [
-        Table(
-            ["layer", "iterations", "status", "residual at the start", "at the end", "objective"],
-            [_layer_row(layer, report) for layer, report in stages[str(merge["name"])].items()],
-            str(merge["name"]),
-            in_markdown=False,
-        )
-        for merge in drawn
-    ]
-    return [Convergence(caption, drawn, tables), summary]
+    return [Convergence(caption, curves, tables), summary] if curves else [summary]
 
 
 def _solved(merge: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

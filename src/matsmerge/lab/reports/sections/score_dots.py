@@ -42,7 +42,7 @@ def comparison(table: ScoreTable, behind: Table) -> Figure:
     """
     rows = [(row, row.mean) for row in table.ordered if row.mean]
     top = table.best
-    low = _lowest_shown([(mean.value, row.is_reference) for row, mean in rows])
+    low = _lowest_shown([row for row, _ in rows])
     this = any(row.is_this for row, _ in rows)
     groups: list[list[tuple[ScoreRow, Score, int]]] = [[], [], []]
     plot = style.plot(
@@ -105,11 +105,9 @@ def comparison(table: ScoreTable, behind: Table) -> Figure:
 
 def by_task(table: ScoreTable, behind: Table) -> Figure:
     """Every task's scores, of all models that are not far below the others."""
-    ordered = table.ordered
-    means = [(row.mean.value if row.mean else 0.0, row.is_reference) for row in ordered]
-    low = _lowest_shown(means)
-    rows = [row for row, (mean, _) in zip(ordered, means, strict=True) if mean >= low]
-    left_out = [row.name for row in ordered if row not in rows]
+    low = _lowest_shown(table.rows)
+    rows = [row for row in table.ordered if _mean(row) >= low]
+    left_out = [row.name for row in table.ordered if _mean(row) < low]
     also = f" Left out, far below: {', '.join(left_out)}." if left_out else ""
     merges = [row for row in rows if not row.is_reference]
     best = [*rows[:1], *merges[:1], *(row for row in rows if row.is_this)][-1].name
@@ -137,13 +135,15 @@ def dots_by_task(
     traces = []
     others = [name for name in scores if name not in (best, INDIVIDUAL)]
     for i, (name, values) in enumerate(scores.items()):
-        marker: dict[str, Any] = {"size": 13, "color": style.ACCENT, "symbol": "circle"}
-        if name != best and name == INDIVIDUAL:
-            marker = {"size": 12, "color": style.INK, "symbol": "diamond-open"}
-            marker["line"] = {"width": 1.6}
-        elif name != best and name in references:
+        marker: dict[str, Any]
+        if name == best:
+            marker = {"size": 13, "color": style.ACCENT, "symbol": "circle"}
+        elif name == INDIVIDUAL:
+            line = {"width": 1.6}
+            marker = {"size": 12, "color": style.INK, "symbol": "diamond-open", "line": line}
+        elif name in references:
             marker = {"size": 7, "color": style.MUTED, "symbol": "diamond"}
-        elif name != best:
+        else:
             j = others.index(name)
             symbol = style.SYMBOLS[1 + j % (len(style.SYMBOLS) - 1)]
             marker = {"size": 7, "color": style.colour(1 + j), "symbol": symbol}
@@ -168,9 +168,13 @@ def dots_by_task(
     )
 
 
-def _lowest_shown(scores: Sequence[tuple[float, bool]]) -> float:
-    """Where a chart of scores begins: (value, is it a reference). The worst merge is always in."""
-    merges = [value for value, is_reference in scores if not is_reference]
+def _lowest_shown(rows: Sequence[ScoreRow]) -> float:
+    """Where a chart of mean scores begins; the worst merge is always in."""
+    merges = [_mean(row) for row in rows if not row.is_reference]
     if not merges:
         return -math.inf
-    return min(merges) - max(max(value for value, _ in scores) - min(merges), 1e-9)
+    return min(merges) - max(max(map(_mean, rows)) - min(merges), 1e-9)
+
+
+def _mean(row: ScoreRow) -> float:
+    return row.mean.value if row.mean else 0.0

@@ -1,6 +1,5 @@
 """Subspaces of tasks: their spectra, how far they overlap, and where a merge lies in them."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +8,7 @@ from matsmerge.lab.reports.document import Block, Figure, Table
 from matsmerge.lab.reports.figure_style import go, plain
 from matsmerge.lab.reports.numbers import fixed, percent
 from matsmerge.lab.reports.variant import Variant
-from matsmerge.lab.subspaces.subspace_findings import SubspaceView
+from matsmerge.lab.subspaces.subspace_findings import SubspaceView, without_nan
 
 
 def suite_subspaces(variant: Variant) -> list[Block]:
@@ -21,21 +20,28 @@ def overlap_blocks(found: Mapping[str, Any] | None) -> list[Block]:
     """Overlaps and distances, from the summary of a view."""
     if not found:
         return []
-    overlaps = [overlap_figure(found)] if len(found["tasks"]) > 1 else []
+    overlaps = [_overlap_figure(found)] if len(found["tasks"]) > 1 else []
     distances = [_distance_table(found)] if found.get("distances") else []
     return [*overlaps, *distances]
 
 
-def overlap_figure(found: Mapping[str, Any]) -> Figure:
+def view_figures(view: SubspaceView) -> list[Figure]:
+    """What there is to see of a view: spectra, overlaps of several tasks, distances of a merge."""
+    figures = [_spectrum_figure(view)]
+    if len(view.tasks) > 1:
+        figures.append(_overlap_figure(view.summary()))
+    if view.relative_to is not None:
+        figures.append(_distance_figure(view))
+    return figures
+
+
+def _overlap_figure(found: Mapping[str, Any]) -> Figure:
     """A heat map of the overlaps of every two tasks."""
     tasks = [str(task["name"]) for task in found["tasks"]]
-    values, expected = (
-        [[_known(value) for value in row] for row in found[key]]
-        for key in ("overlap", "overlap_at_random")
-    )
+    values, expected = without_nan([found["overlap"], found["overlap_at_random"]])
     pairs = [(a, b) for a in range(len(tasks)) for b in range(a) if values[a][b] is not None]
-    size = f"{found['rank']} directions" if found.get("rank") else f"{found['energy']:.0%}"
-    size += "" if found.get("rank") else " of the trace"
+    rank, energy = found.get("rank"), found.get("energy")
+    size = f"{rank} directions" if rank else f"{energy:.0%} of the trace"
     caption = f"Overlap of the tasks' subspaces ({size} of each layer's inputs), mean over "
     caption += "layers: 1 is the same subspace."
     if pairs:
@@ -68,15 +74,12 @@ def overlap_figure(found: Mapping[str, Any]) -> Figure:
 
 
 def _distance_table(found: Mapping[str, Any]) -> Table:
+    shares = ("inside_share", "inside_share_at_random", "at_outputs")
     rows = [
         [
             name,
-            fixed(means.get("inside"), 2),
-            fixed(means.get("outside"), 2),
-            *(
-                f"{percent(means.get(key))} %"
-                for key in ("inside_share", "inside_share_at_random", "at_outputs")
-            ),
+            *(fixed(means.get(key), 2) for key in ("inside", "outside")),
+            *(f"{percent(means.get(key))} %" for key in shares),
         ]
         for name, means in found["distances"].items()
     ]
@@ -86,7 +89,7 @@ def _distance_table(found: Mapping[str, Any]) -> Table:
     return Table(heads, rows, title)
 
 
-def spectrum_figure(view: SubspaceView) -> Figure:
+def _spectrum_figure(view: SubspaceView) -> Figure:
     """Each task's eigenvalues: a thin line for every layer, and their median."""
     import torch
 
@@ -123,7 +126,7 @@ def spectrum_figure(view: SubspaceView) -> Figure:
     return Figure("Spectra", caption, plot, Table(["layer", *view.tasks], rows))
 
 
-def distance_figure(view: SubspaceView) -> Figure:
+def _distance_figure(view: SubspaceView) -> Figure:
     """Bars: how far the merged weights are from each model's, inside and outside."""
     found = view.summary()
     means = list(found["distances"].values())
@@ -154,7 +157,3 @@ def distance_figure(view: SubspaceView) -> Figure:
     plot.add_trace(style.points("inside, at random", expected, where, hover, marker=marker))
     caption = "Distances of the merged weights from each model's, in and out of its subspace."
     return Figure("Inside and outside of the subspace", caption, plot, _distance_table(found))
-
-
-def _known(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
