@@ -80,10 +80,10 @@ def test_methods() -> None:
     described = {name: sorted(cls.model_fields) for name, cls in METHODS.items()}
     solving = [name for name, cls in METHODS.items() if issubclass(cls, Mats)]
     assert solving == [
-        "mats", "mats_kfac", "diagonal_fisher", "regmean", "regmean++", "block_fisher",
-        "actmat", "wudi", "tact", "centered_actmat",
+        "mats", "mats_kfac", "mats_cross", "featcal", "diagonal_fisher", "regmean", "regmean++",
+        "block_fisher", "actmat", "wudi", "tact", "centered_actmat",
     ]  # fmt: skip
-    fields = ["init", "inputs", "objective", "otherwise", "solver", "stages"]
+    fields = ["init", "inputs", "objective", "otherwise", "solver", "stages", "targets"]
     assert all(described.pop(name) == fields for name in solving)
     assert described == {
         "average": ["normalize"],
@@ -104,8 +104,17 @@ def test_objectives_and_solvers() -> None:
     assert {name: sorted(cls.model_fields) for name, cls in OBJECTIVES.items()} == {
         "identity": [],
         "fisher": ["floor"],
-        "gram": ["bias", "embeddings", "equalize", "off_diagonal", "ridge"],
-        "kfac": ["bias", "embeddings", "equalize", "off_diagonal", "per", "ridge"],
+        "gram": ["anchor", "bias", "embeddings", "equalize", "off_diagonal", "ridge"],
+        "kfac": [
+            "anchor",
+            "bias",
+            "embeddings",
+            "equalize",
+            "off_diagonal",
+            "output_ridge",
+            "per",
+            "ridge",
+        ],
         "block_fisher": [],
         "actmat": [],
         "wudi": [],

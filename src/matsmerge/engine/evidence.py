@@ -36,18 +36,26 @@ def gather_evidence(
     given: Mapping[str, StatisticsSource],
     *,
     force: bool,
+    may_be_collected: bool = False,
 ) -> tuple[Evidence, ...]:
-    """Every model's statistics, if the methods need any; all that is wrong is said at once."""
+    """Every model's statistics, if the methods need any; all that is wrong is said at once.
+
+    Where they `may_be_collected` while merging, it is no error if no model has any.
+    """
     methods = list(methods)
-    kinds = list(dict.fromkeys(kind for m in methods for kind in m.needed_statistics))
-    if not kinds:
+    kinds = kinds_needed(methods)
+    sources = {
+        model.name: given.get(model.name) or entry.statistics or _beside(model)
+        for entry, model in zip(recipe.models, alignment.models, strict=True)
+    }
+    if not kinds or (may_be_collected and not any(sources.values())):
         return ()
     held_out = any(method.uses_held_out for method in methods)
     problems: list[str] = []
     evidence = []
-    for entry, model in zip(recipe.models, alignment.models, strict=True):
+    for model in alignment.models:
         with noted(problems):
-            source = given.get(model.name) or entry.statistics or _beside(model)
+            source = sources[model.name]
             if source is None:
                 raise StatisticsError(
                     f"{model.checkpoint.label}: the method needs statistics ({', '.join(kinds)}) "
@@ -64,6 +72,11 @@ def gather_evidence(
             evidence.append(Evidence(label, found, model.names))
     StatisticsError.raise_all(problems)
     return tuple(evidence)
+
+
+def kinds_needed(methods: Iterable[Method]) -> list[str]:
+    """The kinds of statistics that methods need."""
+    return list(dict.fromkeys(kind for m in methods for kind in m.needed_statistics))
 
 
 def _beside(model: AlignedModel) -> Path | None:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
@@ -19,34 +21,79 @@ from matsmerge.errors import DataError, MatsError
 from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.site import Measured
 from matsmerge.models.pretrained import choose_dtype
+from matsmerge.problems import noted
 from matsmerge.progress import Progress
 from matsmerge.recipes.model_data import ModelData
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.statistics.collection_options import CollectionOptions
-from matsmerge.statistics.joined_statistics import put_together, with_own
+from matsmerge.statistics.collection_run import Output
+from matsmerge.statistics.joined_statistics import put_together, with_own, without_values
 from matsmerge.statistics.prefix_model import PrefixModel, Seen, TaskData
+from matsmerge.statistics.prepared_collection import PreparedCollection
 from matsmerge.statistics.prepared_collection import prepare as prepare_collection
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics import Statistics
+from matsmerge.statistics.statistics_file import open_statistics
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile
 
 _REHEARSED_EXAMPLES = 3
-_ANY_TIME = -1  # in place of a section's number: what depends on none
+
+Turn = tuple[int, int]  # the number of a section, and within it that of a group of linear maps
+_ANY_TIME: Turn = (-1, 0)  # of what depends on no inputs
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A model and its data, as the recipe has it and as it was read."""
+
+    model: AlignedModel
+    entry: ModelData
+    described: TaskFile
+    rows: Data
+
+    def load(self, dtype: torch.dtype) -> LoadedModel:
+        assert self.model.checkpoint.folder is not None
+        return load_model(
+            self.model.checkpoint.folder,
+            self.described,
+            need_targets=False,
+            dtype=dtype_name(dtype),
+            also=["*"],
+        )
+
+    def few(self) -> "_Asked":
+        """The first examples alone."""
+        changes = {"num_examples": _REHEARSED_EXAMPLES, "held_out": 0.0, "shuffle": False}
+        return replace(self, entry=self.entry.model_copy(update=changes))
+
+    def prepare(self, loaded: LoadedModel, kinds: Sequence[str] = ()) -> PreparedCollection:
+        """Choose and encode examples; Fisher information is the true one, which needs no labels."""
+        options = self.entry.statistics_options
+        if kinds:
+            options = options.model_copy(update={"statistics": tuple(kinds), "fisher": "true"})
+        return prepare_collection(loaded, self.rows, options, self.entry.choice(self.described))
 
 
 @dataclass(frozen=True)
 class PrefixTask:
     """One of the models and its data."""
 
-    model: AlignedModel
+    asked: _Asked
     data: TaskData
-    options: CollectionOptions
     own: Evidence | None  # the model's own statistics, for all that is not about inputs
     names: Mapping[str, str]  # of the running model's tensors in this one's checkpoint
     heads: Mapping[str, str]  # the same for what is not merged
     num_held_bytes: int = 0  # about, when all examples have been through all blocks
+
+    @property
+    def model(self) -> AlignedModel:
+        return self.asked.model
+
+    @property
+    def options(self) -> CollectionOptions:
+        return self.asked.entry.statistics_options
 
     @property
     def label(self) -> str:
@@ -77,7 +124,9 @@ class PrefixMerge:
     names: Mapping[str, str]  # of the running model's tensors in all models
     tasks: tuple[PrefixTask, ...]
     evidence: tuple[Evidence, ...]
-    sections: Mapping[str, int]  # linear map -> number of its section
+    groups: Mapping[Turn, Sequence[str]]  # linear maps in the order in which they are merged
+    matches_outputs: bool  # those of each model's own layers, or what these would make of inputs
+    collected: tuple[str, ...]  # kinds of the models' own statistics to collect before all else
     notes: tuple[str, ...]
 
     @property
@@ -91,11 +140,16 @@ class PrefixMerge:
         shared = [
             name
             for job in plan.jobs
-            if (number := self._section_of(job)) != _ANY_TIME and outline.sections[number].is_whole
+            if (turn := self._turn_of(job)) != _ANY_TIME and outline.sections[turn[0]].is_whole
             for name in job.names
         ]
         along = ", ".join(f"{name} ({num} blocks)" for name, num in outline.stacks.items())
         notes = [*self.notes, f"merged block after block: {along}"]
+        if self.collected:
+            notes.append(
+                f"collected from the data beforehand: {', '.join(self.collected)} (true Fisher); "
+                "`mats collect` does that once for many merges"
+            )
         if shared:
             notes.append(
                 "merged on what they receive in their own models, since both the blocks' inputs "
@@ -114,49 +168,84 @@ class PrefixMerge:
         progress: Progress,
     ) -> Iterator[Receipt]:
         """Do all jobs of a plan in order; `merged` reads back what has been written to sinks."""
-        jobs: dict[int, list[Job]] = {}
+        if self.collected:
+            with TemporaryDirectory() as folder:
+                tasks = tuple(
+                    self._with_statistics(task, Path(folder) / f"{n}.safetensors", progress)
+                    for n, task in enumerate(self.tasks)
+                )
+                ready = replace(self, tasks=tasks, collected=())
+                yield from ready.run(plan, worker, executor, measured, sinks, merged, progress)
+            return
+        jobs: dict[Turn, list[Job]] = {}
         for job in plan.jobs:
-            jobs.setdefault(self._section_of(job), []).append(job)
-        last = max(jobs)
-        numbered = list(enumerate(self.running.outline.sections))[: last + 1]
-        advancing = {number for number, s in numbered if s.block is not None and number < last}
-        num_bytes = [
-            task.num_bytes(self._own(section)) * ((number in jobs) + (number in advancing))
-            for number, section in numbered
-            for task in self.tasks
-        ]
+            jobs.setdefault(self._turn_of(job), []).append(job)
+        last, _ = max(jobs)
+        sections = dict(enumerate(self.running.outline.sections[: last + 1]))
+        advancing = {n for n, s in sections.items() if s.block is not None and n < last}
+        passes = [number for number, _ in jobs if number in sections] + [*advancing]
+        num_bytes = (
+            task.num_bytes(self._own(sections[number])) for number in passes for task in self.tasks
+        )
         progress.stage("merging block after block", plan.num_input_bytes + sum(num_bytes))
+        done: set[str] = set()
 
-        def merge(number: int, evidence: tuple[Evidence, ...]) -> Iterator[Receipt]:
+        def merge(turn: Turn, evidence: tuple[Evidence, ...]) -> Iterator[Receipt]:
             own = replace(worker, evidence=evidence)
             function = partial(own.merge, measured=measured, sinks=sinks)
-            for receipt in executor.map(function, jobs.get(number, [])):
+            for receipt in executor.map(function, jobs.get(turn, [])):
                 yield receipt
                 progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
+            done.update(name for job in jobs.get(turn, []) for name in job.names)
+
+        def put_merged(section: Section) -> None:
+            names = [name for name in self._merged(section) if self.names[name] in done]
+            self.running.put(names, lambda name: merged[self.names[name]])
 
         yield from merge(_ANY_TIME, self.evidence)
         for task in self.tasks:
             task.data.begin()
-        for number, section in numbered:
-            if number in jobs:
+        for number, section in sections.items():
+            for turn in sorted(turn for turn in jobs if turn[0] == number):
+                put_merged(section)
                 yield from merge(
-                    number, tuple(self._collect(section, task, progress) for task in self.tasks)
+                    turn, tuple(self._collect(turn, task, progress) for task in self.tasks)
                 )
-            self.running.put(self._merged(section), lambda n: merged[self.names[n]])
+            put_merged(section)
             for task in self.tasks if number in advancing else ():
-                self.running.put(task.heads, task.load)
                 seen = self._seen(section, task, progress)
+                self.running.put(task.heads, task.load)
                 self.running.advance(section, task.data, seen)
+                if self.matches_outputs:
+                    own = self.running.values_like(self._on_the_way(section), task.load)
+                    self.running.advance(section, task.data, own=own)
         for task in self.tasks:
             task.data.begin()
 
-    def _collect(self, section: Section, task: PrefixTask, progress: Progress) -> Evidence:
-        """A task's Gram matrices of a section, which has the task's weights for once."""
-        self.running.put(self._own(section), task.load)
+    def _with_statistics(self, task: PrefixTask, path: Path, progress: Progress) -> PrefixTask:
+        """A task with statistics of its model, which are in a file meanwhile."""
+        with _naming(task.label):
+            loaded = task.asked.load(self.running.dtype)
+            task.asked.prepare(loaded, self.collected).run(Output(path), progress)
+        own = Evidence(task.label, open_statistics(path), task.model.names)
+        return replace(task, own=own)
+
+    def _collect(self, turn: Turn, task: PrefixTask, progress: Progress) -> Evidence:
+        """A task's statistics of what is merged in a turn."""
+        section = self.running.outline.sections[turn[0]]
+        is_paired = self.matches_outputs and not section.is_whole
+        own = None
+        if is_paired:
+            own = self.running.values_like(self._on_the_way(section), task.load)
+        else:
+            self.running.put(self._own(section), task.load)
         self.running.put(task.heads, task.load)
+        group = self.groups.get(turn, ()) if is_paired else ()
         seen = self._seen(section, task, progress)
         with _naming(task.label):
-            inputs = self.running.collect(section, task.data, task.names, task.options, seen)
+            inputs = self.running.collect(
+                section, task.data, task.names, task.options, seen, own=own, group=group
+            )
         return task.evidence(inputs)
 
     def _merged(self, section: Section) -> list[str]:
@@ -168,11 +257,21 @@ class PrefixMerge:
         sections = self.running.outline.sections if section.is_whole else (section,)
         return [name for part in sections for name in self._merged(part)]
 
-    def _section_of(self, job: Job) -> int:
-        """The number of the section that a job's layers are in."""
+    def _on_the_way(self, section: Section) -> list[str]:
+        """What a pass through a section uses: its own tensors, and those outside of blocks."""
+        before = (
+            other
+            for other in self.running.outline.sections
+            if other.block is None and other.start <= section.start
+        )
+        return list(dict.fromkeys(n for part in (*before, section) for n in self._merged(part)))
+
+    def _turn_of(self, job: Job) -> Turn:
+        """When a job's layers are merged: after all that their inputs depend on."""
         layers = (site.layer for site in job.sites if site.layer)
-        numbers = (self.sections[module] for layer in layers for module in layer.input_modules)
-        return max(numbers, default=_ANY_TIME)
+        modules = {module for layer in layers for module in layer.input_modules}
+        turns = (turn for turn, group in self.groups.items() if modules & set(group))
+        return max(turns, default=_ANY_TIME)
 
     def _seen(self, section: Section, task: PrefixTask, progress: Progress) -> Seen:
         """Spread a section's bytes over a task's examples."""
@@ -187,46 +286,57 @@ class PrefixMerge:
         return seen
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A model's data as the recipe has it, and as it was read."""
-
-    entry: ModelData
-    described: TaskFile
-    rows: Data
-
-
-def prepare_prefix(recipe: Recipe, alignment: Alignment, own: tuple[Evidence, ...]) -> PrefixMerge:
+def prepare_prefix(
+    recipe: Recipe,
+    alignment: Alignment,
+    own: tuple[Evidence, ...],
+    *,
+    matches_outputs: bool,
+    collected: tuple[str, ...] = (),
+) -> PrefixMerge:
     """Read data, load models one at a time, and go through all blocks once with a few examples.
 
-    `own` are the models' own statistics, if any are needed.
+    `own` are the models' own statistics, if any are needed; kinds that will be `collected` are
+    seen on a few examples here.
     """
     all_asked = _read_all(recipe, alignment)
-    loaded, data, notes = _load_all(all_asked, alignment)
-    running = PrefixModel(loaded.model, data[0].first(_REHEARSED_EXAMPLES))
-    stored = _stored_names(loaded)
+    loaded = _load_all(all_asked, collected)
+    running = PrefixModel(loaded.first.model, loaded.data[0].first(_REHEARSED_EXAMPLES))
+    stored = _stored_names(loaded.first)
     shared = _by_target(alignment)
     names = {tensor: shared[target] for tensor, target in stored.items() if target in shared}
     tasks, evidence = [], []
-    sections: dict[str, int] = {}
-    for number, model in enumerate(alignment.models):
+    groups: dict[Turn, Sequence[str]] = {}
+    for number, asked in enumerate(all_asked):
+        model = asked.model
         task = PrefixTask(
-            model,
-            data[number],
-            all_asked[number].entry.statistics_options,
-            own[number] if own else None,
+            asked,
+            loaded.data[number],
+            (own or loaded.own)[number] if own or collected else None,
             {tensor: model.names[name] for tensor, name in names.items()},
             _heads(model, alignment.models[0], stored, running),
         )
         few = task.data.first(_REHEARSED_EXAMPLES)
         with _naming(task.label):
-            found = running.rehearse(few, task.names, task.options)
-        sections |= {m.module: at for at, one in enumerate(found) for m in one.header.maps}
+            found = running.rehearse(few, task.names, task.options, are_paired=matches_outputs)
+        for at, one in enumerate(found):
+            maps = one.header.maps
+            in_turn = running.in_order(maps) if matches_outputs else [[m.module for m in maps]]
+            for position, group in enumerate(in_turn):
+                groups.setdefault((at, position), group)
         scale = _num_tokens(task.data) / _num_tokens(few)
         tasks.append(replace(task, num_held_bytes=round(few.num_held_bytes * scale)))
         evidence.append(task.evidence(put_together(found)))
-    notes += running.notes
-    return PrefixMerge(running, names, tuple(tasks), tuple(evidence), sections, tuple(notes))
+    return PrefixMerge(
+        running,
+        names,
+        tuple(tasks),
+        tuple(evidence),
+        groups,
+        matches_outputs,
+        collected,
+        (*loaded.notes, *running.notes),
+    )
 
 
 def _read_all(recipe: Recipe, alignment: Alignment) -> list[_Asked]:
@@ -240,55 +350,53 @@ def _read_all(recipe: Recipe, alignment: Alignment) -> list[_Asked]:
                 f"{model.checkpoint.label}: inputs: merged runs the model on its data, for which "
                 "it must be a folder with config.json and, for text, a tokenizer"
             )
-        try:
+        with noted(problems):
             described = entry.data.task_file
-            found.append(_Asked(entry.data, described, read_split(described)))
-        except MatsError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(problems)
+            found.append(_Asked(model, entry.data, described, read_split(described)))
+    DataError.raise_all(problems)
     return found
 
 
-def _load_all(
-    all_asked: Sequence[_Asked], alignment: Alignment
-) -> tuple[LoadedModel, list[TaskData], list[str]]:
-    """The first model, everyone's examples, and notes on them."""
-    dtype = choose_dtype(None, alignment.models[0].checkpoint)
-    for model in alignment.models[1:]:
-        dtype = torch.promote_types(dtype, choose_dtype(None, model.checkpoint))
+@dataclass(frozen=True)
+class _Loaded:
+    """What loading all models has shown."""
+
+    first: LoadedModel
+    data: list[TaskData]
+    own: list[Evidence]  # what there will be of statistics that are still to be collected
+    notes: list[str]
+
+
+def _load_all(all_asked: Sequence[_Asked], collected: Sequence[str]) -> _Loaded:
+    """Load one model after the other; the first comes last and stays, so that no two are there."""
+    dtype = choose_dtype(None, all_asked[0].model.checkpoint)
+    for asked in all_asked[1:]:
+        dtype = torch.promote_types(dtype, choose_dtype(None, asked.model.checkpoint))
     data: list[TaskData] = []
+    own: list[Evidence] = []
     notes: list[str] = []
     problems: list[str] = []
     loaded: LoadedModel | None = None
-    # The first comes last and stays, so that no two models are in memory.
-    for asked, model in zip(reversed(all_asked), reversed(alignment.models), strict=True):
+    for asked in reversed(all_asked):
         if loaded is not None:
             loaded.model.to("meta")  # its task holds on to it, but needs none of its values
-        described = asked.described
         try:
-            assert model.checkpoint.folder is not None
-            loaded = load_model(
-                model.checkpoint.folder,
-                described,
-                need_targets=False,
-                dtype=dtype_name(dtype),
-                also=["*"],
-            )
-            prepared = prepare_collection(
-                loaded, asked.rows, asked.entry.statistics_options, asked.entry.choice(described)
-            )
+            loaded = asked.load(dtype)
+            prepared = asked.prepare(loaded)
+            if collected:
+                few = asked.few().prepare(loaded, collected)
+                seen = without_values(few.run())
+                own.insert(0, Evidence(asked.model.checkpoint.label, seen, asked.model.names))
         except MatsError as error:
             problems = error.problems + problems
             continue
         # Names instead of folders: notes are published with the merged model.
-        folder = f"{model.checkpoint.folder}: "
-        notes = [f"{model.name}: {note.removeprefix(folder)}" for note in prepared.notes] + notes
+        name, folder = asked.model.name, f"{asked.model.checkpoint.folder}: "
+        notes = [f"{name}: {note.removeprefix(folder)}" for note in prepared.notes] + notes
         data.insert(0, TaskData(loaded.task, prepared.batches, prepared.model, prepared.data))
-    if problems:
-        raise DataError(problems)
+    DataError.raise_all(problems)
     assert loaded is not None
-    return loaded, data, notes
+    return _Loaded(loaded, data, own, notes)
 
 
 def _stored_names(loaded: LoadedModel) -> dict[str, str]:

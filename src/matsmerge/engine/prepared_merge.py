@@ -13,7 +13,7 @@ from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
 from matsmerge.engine.card_metadata import inherit_metadata
-from matsmerge.engine.evidence import StatisticsSource, gather_evidence
+from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.merge_inputs import Inputs, gather_inputs
 from matsmerge.engine.plan import Plan, make_plan
@@ -131,14 +131,28 @@ def prepare(
         )
     if is_along_prefix and inputs.writes_adapter:
         raise RecipeError("inputs: merged writes full models; choose output: dense")
+    apart = [m for m in (x.without_inputs() for x in methods) if m] if is_along_prefix else methods
     evidence = gather_evidence(
         recipe,
         alignment,
-        [m for m in (x.without_inputs() for x in methods) if m] if is_along_prefix else methods,
+        apart,
         statistics or {},
         force=force,
+        may_be_collected=is_along_prefix,
     )
-    prefix = prepare_prefix(recipe, alignment, evidence) if is_along_prefix else None
+    prefix = None
+    if is_along_prefix:
+        following = [method for method in methods if method.uses_merged_inputs]
+        matches_outputs = following[0].matches_outputs
+        if any(method.matches_outputs != matches_outputs for method in following):
+            raise RecipeError("targets: must be the same of all methods with inputs: merged")
+        prefix = prepare_prefix(
+            recipe,
+            alignment,
+            evidence,
+            matches_outputs=matches_outputs,
+            collected=() if evidence else tuple(kinds_needed(apart)),
+        )
     plan = make_plan(
         alignment,
         rules,

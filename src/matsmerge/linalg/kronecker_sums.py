@@ -10,12 +10,12 @@ no model has anything for, to the precision that factors were `stored` in, stay 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.operators import Kronecker, Operator, Sum
+from matsmerge.linalg.operators import Identity, Kronecker, Operator, Sum
 from matsmerge.linalg.rounding import is_regular, rounding_level
 from matsmerge.linalg.system import Solution, Status, System
 
@@ -184,6 +184,27 @@ def trace_of(factor: Tensor) -> float:  # (d, d), (groups, d, d), or a diagonal 
     """The sum of a factor's eigenvalues."""
     diagonal = factor if factor.ndim == 1 else factor.diagonal(dim1=-2, dim2=-1)
     return float(diagonal.double().sum())
+
+
+def hold(system: System, strength: float) -> System:
+    """(A + λ) D = R: the start holds on, λ relative to the mean eigenvalue of A.
+
+    The solution minimises f(X) + λ/2 |X - X0|². Beside Kronecker products it is one of them.
+    """
+    if strength == 0:
+        return system
+    scale = strength * float(system.operator.diagonal().double().mean())
+    anchor: Operator = Identity(scale)
+    if is_kronecker_sum(system.operator):
+        like = kroneckers_of(system.operator)[0]
+        anchor = Kronecker(_ones(like.outputs), _ones(like.inputs), scale)
+    return replace(system, operator=system.operator + anchor)
+
+
+def _ones(factor: Tensor) -> Tensor:  # (d, d), (groups, d, d), or a diagonal (d,)
+    """The identity, of a factor's shape."""
+    ones = torch.ones(factor.shape[:-1], dtype=torch.float32, device=factor.device)
+    return torch.ones_like(factor) if factor.ndim == 1 else torch.diag_embed(ones)
 
 
 def solve_pair(system: System, stored: torch.dtype = torch.float32) -> Solution:

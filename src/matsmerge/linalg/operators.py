@@ -173,6 +173,26 @@ class Kronecker(Operator):
 
 
 @dataclass(frozen=True)
+class Paired(Operator):
+    """A covariance of inputs z, and beside it that of [z; δ], for a model that received z + δ.
+
+    As an operator it is the former; `make_system` uses the latter to say where it leads.
+    """
+
+    own: Operator
+    both: Operator  # on (out, 2 in)
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return self.own(x)
+
+    def __mul__(self, scale: float, /) -> "Paired":
+        return Paired(self.own * scale, self.both * scale)
+
+    def diagonal(self) -> Tensor:
+        return self.own.diagonal()
+
+
+@dataclass(frozen=True)
 class Sum(Operator):
     """Operators of kinds whose sum is no longer of that kind."""
 

@@ -5,6 +5,14 @@
 
 With X = X0 + D it reads A(D) = R, A = sum_m C_m, R = sum_m C_m(W_m - X0). Nothing is lost by
 cancellation in R, and equal models leave nothing to solve: R is exactly zero.
+
+A layer of the merged model may receive other inputs z than it did in model m, z* = z + δ. What it
+should output is what model m does for the same example, which is the same with inputs twice as
+wide:
+
+    X z - W z* = [X - W, -W] [z; δ]        R = sum_m Ĉ_m([W_m - X0, W_m]), its first half
+
+with Ĉ_m of the moments of [z; δ], and C_m of those of z.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +22,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.operators import Operator
+from matsmerge.linalg.operators import Operator, Paired
 
 
 @dataclass(frozen=True)
@@ -41,13 +49,19 @@ def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> Syst
     operator: Operator | None = None
     right = residual = torch.zeros(())
     objective = 0.0
-    for covariance, weights in terms:
+    for given, weights in terms:
         difference = weights - start
-        change = covariance(difference)
+        if isinstance(given, Paired):
+            covariance, both = given.own, torch.cat([difference, weights], dim=-1)
+            image = given.both(both)
+            change, energy = image[..., : start.shape[-1]], inner(both, image)
+        else:
+            covariance, change = given, given(difference)
+            energy = inner(difference, change)
         # Only its size is wanted, for which float32 is enough once the covariance has size one.
         unit = float(covariance.diagonal().max()) or 1.0
         image = (covariance * (1 / unit))(weights.float()).double().mul_(unit)
-        objective += 0.5 * inner(difference, change)
+        objective += 0.5 * energy
         operator = covariance if operator is None else operator + covariance
         residual = residual + change
         right = right + image

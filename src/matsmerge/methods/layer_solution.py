@@ -36,7 +36,7 @@ class LayerSolver:
         reports: dict[str, list[dict[str, Any]]] = {}
         for one in self.work.layer.rounds:
             x0 = _matrix(one, values.__getitem__)
-            system = make_system(self._terms(one, MAIN), x0)
+            system = one.stage.objective.anchored(make_system(self._terms(one, MAIN), x0))
             held_out = None
             if one.stage.solver.uses_held_out:
                 held_out = make_system(self._terms(one, HELD_OUT), x0)

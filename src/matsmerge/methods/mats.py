@@ -6,7 +6,7 @@ MaTS (Tam, Bansal & Raffel, 2024). The methods in `named.py` differ from it in t
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -31,6 +31,21 @@ from matsmerge.methods.site import Grain, MergedSite, Site, Task
 from matsmerge.methods.solvers import ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
+Inputs = Annotated[
+    Literal["own", "merged"],
+    Field(
+        description="what layers are matched on: own, each model's statistics; merged, what they "
+        "receive in the merged model, layer after layer, which needs the data"
+    ),
+]
+Targets = Annotated[
+    Literal["outputs", "weights"],
+    Field(
+        description="with merged inputs, match what a model's layer outputs for the same example, "
+        "or what its weights make of the merged inputs (RegMean++)"
+    ),
+]
+
 
 class Mats(Parts, Method):
     """From an init towards the solution of sum_m C_m(X) = sum_m C_m(W_m).
@@ -52,9 +67,8 @@ class Mats(Parts, Method):
     otherwise: Literal["average", "init"] = Field(
         "average", description="what parameters get that no objective has anything for"
     )
-    inputs: Literal["own", "merged"] = Field(
-        "own", description="merged: Gram matrices along the merged model, layer after layer"
-    )
+    inputs: Inputs = "own"
+    targets: Targets = "outputs"
 
     @model_validator(mode="after")
     def _one_or_many(self) -> "Mats":
@@ -123,6 +137,11 @@ class Mats(Parts, Method):
     @property
     def uses_merged_inputs(self) -> bool:
         return self.inputs == "merged" or self.init.uses_merged_inputs
+
+    @property
+    def matches_outputs(self) -> bool:
+        own = self.inputs == "merged" and self.targets == "outputs"
+        return own or self.init.matches_outputs
 
     def without_inputs(self) -> Self | None:
         stages = tuple(stage for stage in self.rounds if stage.objective.needs_own_statistics)

@@ -165,6 +165,11 @@ class Method(Options, ABC):
         """Whether these are the inputs in the merged model, for which the models are run."""
         return False
 
+    @property
+    def matches_outputs(self) -> bool:
+        """Whether layers are then to output what each model's own do for the same example."""
+        return False
+
     def without_inputs(self) -> Self | None:
         """The method as far as it needs the models' own statistics; None if it needs none."""
         return self

@@ -1,11 +1,7 @@
 """Methods that are MaTS with other defaults, under the names their papers gave them."""
 
-from typing import Literal
-
-from pydantic import Field
-
 from matsmerge.methods.average import Average
-from matsmerge.methods.mats import Mats
+from matsmerge.methods.mats import Inputs, Mats, Targets
 from matsmerge.methods.objectives.fisher import Fisher
 from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
 from matsmerge.methods.objectives.gram import Gram
@@ -52,9 +48,38 @@ class RegMeanPlusPlus(RegMean):
 
     name = "regmean++"
 
-    inputs: Literal["own", "merged"] = Field(
-        "merged", description="merged: Gram matrices along the merged model, layer after layer"
-    )
+    inputs: Inputs = "merged"
+    targets: Targets = "weights"
+
+
+class FeatureCalibration(Mats):
+    """Every layer outputs what each model's does for the same example, layer after layer.
+
+    sum_m X E[z zᵀ] + λ X = sum_m W_m E[z* zᵀ] + λ A, z what the layer receives in the merged model
+    and z* in model m, A the init: cross moments, as in FeatCal (2026). Needs data, no labels.
+    """
+
+    name = "featcal"
+    chooses_for_adapters = False
+
+    objective: ObjectivePart = Gram(bias=True, equalize=True, anchor=0.02)
+    solver: SolverPart = ClosedForm()
+    inputs: Inputs = "merged"
+
+
+class MatsCross(Mats):
+    """The recommended method where there is data: cross moments in K-FAC's metric of outputs.
+
+    sum_m O_m X E[z zᵀ] + λ X = sum_m O_m W_m E[z* zᵀ] + λ A: as `featcal`, but errors of a layer
+    count as much as they change what model m answers.
+    """
+
+    name = "mats_cross"
+    chooses_for_adapters = False
+
+    objective: ObjectivePart = Kfac(bias=True, equalize=True, output_ridge=0.1, anchor=0.02)
+    solver: SolverPart = ConjugateGradients(preconditioner="kronecker", iterations=30)
+    inputs: Inputs = "merged"
 
 
 class MatsKfac(Mats):

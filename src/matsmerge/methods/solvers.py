@@ -182,9 +182,10 @@ class ClosedForm(Solver):
     name = "closed_form"
 
     def refusal(self, objective: Objective, num_products: int) -> str | None:
-        if objective.has_output_factors and num_products > 2:
+        num = num_products + objective.is_anchored
+        if objective.has_output_factors and num > 2:
             return (
-                f"kfac has no closed form for {num_products} models or uses of a weight: the sum "
+                f"kfac has no closed form for {num} models, uses of a weight, or anchors: the sum "
                 "of more than two Kronecker products cannot be inverted as one; use solver cg with "
                 "preconditioner kronecker"
             )

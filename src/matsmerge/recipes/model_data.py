@@ -56,7 +56,7 @@ class ModelData(TaskFile):
 
     @property
     def statistics_options(self) -> CollectionOptions:
-        """How Gram matrices are collected."""
+        """How statistics of inputs are collected."""
         return make_options(statistics="gram", seed=self.seed, held_out=self.held_out)
 
 

@@ -18,6 +18,7 @@ from matsmerge.statistics.input_watch import Subject
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.statistic import GradientStatistic, InputStatistic
 from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.own_inputs import OwnInputs
 from matsmerge.statistics.parameters import Owned, find_maps, find_parameters, join_tied
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
@@ -63,7 +64,13 @@ class Collection:
         options: CollectionOptions,
         loss: Loss | None,
         names: Mapping[str, str] | None = None,
+        own_inputs: OwnInputs | None = None,
     ) -> None:
+        if own_inputs is None and any(kind.is_paired for kind in options.collected):
+            raise RecipeError(
+                "pairs: are of a model and of the merged one, and collected when these are merged "
+                "with inputs: merged; collect gram or kfac"
+            )
         if options.wants_gradients and loss is None:
             kinds = ", ".join(kind.name for kind in options.collected if kind.needs_loss)
             raise RecipeError(
@@ -90,6 +97,7 @@ class Collection:
             find_maps(model, parameters),
             self.totals,
             self._shared,
+            own_inputs,
         )
         self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
         self._lessons: dict[int, Lesson] = {}  # of an interrupted collection, by batch

@@ -1,16 +1,19 @@
 """Watches the inputs of linear maps during forward passes, for their second moments."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.gradients import Examples
 from matsmerge.statistics.kinds.statistic import InputStatistic
 from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.own_inputs import OwnInputs
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.row_masks import RowMasks
 from matsmerge.statistics.shared_inputs import SharedInputs
@@ -30,6 +33,7 @@ class Subject:
     maps: Sequence[LinearMap]
     totals: Mapping[str, Totals]
     shared: SharedInputs
+    own_inputs: OwnInputs | None = None  # of another pass, for statistics of pairs
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,15 @@ class InputWatch:
         for m in self._maps.values():
 
             def receive(_: nn.Module, args: Any, kwargs: Any, m: LinearMap = m) -> None:
-                if self.is_watching:
-                    x = first_argument(args, kwargs)
-                    leader = self._subject.shared.receive(m.name, x)
-                    if leader is not None:
-                        self._count(leader, x)
+                if not self.is_watching:
+                    return
+                x, own = first_argument(args, kwargs), self._subject.own_inputs
+                if own is not None and own.is_recording:
+                    own.note(m.name, x)
+                    return
+                leader = self._subject.shared.receive(m.name, x)
+                if leader is not None:
+                    self._count(leader, x)
 
             hooks.callback(m.module.register_forward_pre_hook(receive, with_kwargs=True).remove)
 
@@ -101,21 +109,30 @@ class InputWatch:
         keeps_mean = self._subject.options.bias and any(
             getattr(module, "bias", None) is not None for module in members
         )
-        sums = [
-            self.current.totals.sum_of(kind, m, x.device, keeps_mean=keeps_mean)
+        sums = {
+            kind: self.current.totals.sum_of(kind, m, x.device, keeps_mean=keeps_mean)
             for kind in self._kinds_of(m)
-        ]
+        }
+        own = self._subject.own_inputs
+        beside = repeat(None) if own is None else (r for r, _ in self._rows_of(m, own.take(name)))
+        for (rows, real), others in zip(self._rows_of(m, x), beside, strict=False):
+            for kind, total in sums.items():
+                if kind.is_paired and others is not None:
+                    total.add(torch.cat([rows, others - rows], -1), real)
+                else:
+                    total.add(rows, real)
+
+    def _rows_of(self, m: LinearMap, x: Tensor) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """An input as rows, and which of them are real; of a convolution in several pieces."""
         if m.layout == "conv2d":
             for rows in m.input_pieces(x):  # (sequences, [groups,] rows, in)
                 by_group = rows if rows.ndim == 3 else rows.transpose(0, 1)
-                for total in sums:
-                    total.add(by_group.flatten(-3, -2))
+                yield by_group.flatten(-3, -2), None
             return
         is_index = m.layout == "embedding"
-        real = self.current.masks.real_rows(x.shape if is_index else x.shape[:-1], name)
+        real = self.current.masks.real_rows(x.shape if is_index else x.shape[:-1], m.name)
         rows = x.reshape(-1) if is_index else x.reshape(-1, x.shape[-1])
-        for total in sums:
-            total.add(rows, None if real is None else real.to(rows.device))
+        yield rows, None if real is None else real.to(rows.device)
 
 
 def first_argument(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:

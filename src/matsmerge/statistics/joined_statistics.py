@@ -47,7 +47,7 @@ def put_together(parts: Sequence[Statistics]) -> Statistics:
         "forms": {name: form for p in parts for name, form in p.header.forms.items()},
         "aliases": {name: kept for p in parts for name, kept in p.header.aliases.items()},
         "without": {
-            kind: {name: why for p in parts for name, why in p.header.without[kind].items()}
+            kind: {n: why for p in parts for n, why in p.header.without.get(kind, {}).items()}
             for kind in first.without
         },
     }

@@ -1,17 +1,21 @@
-"""Gram matrices along a merged prefix: a model whose sections are merged one after the other.
+"""Second moments along a merged prefix: a model whose sections are merged one after the other.
 
-The inputs of block l for task m are what the merged blocks before it make of task m's data; within
-block l they are those of the task's own block (RegMean++, Nguyen et al., 2025, arXiv:2508.03121).
+What a layer receives for task m is what the merged layers before it make of task m's data. Beside
+it goes what the layer receives in model m itself, on the same example: the merged layer should
+output what the model's does (cross moments). Or, as in RegMean++ (Nguyen et al., 2025,
+arXiv:2508.03121), the inputs of a block are those of the merged prefix, within the block its layers
+are the model's own, and a layer should output what the model's would for the same input.
+
 There is one model in memory, into which weights are put as they are needed. Of each batch the
-output of the last merged block is held; merged blocks give it back instead of running, as
-quantisers do that go block by block. A section thus costs what is outside of the blocks and
-one block, not the whole model.
+output of the last block is held, in the merged model and in the task's own; blocks that are done
+give it back instead of running, as quantisers do that go block by block. A section thus costs what
+is outside of the blocks and one block, not the whole model.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +26,18 @@ from matsmerge.errors import DataError
 from matsmerge.statistics.collection import Collection
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.joined_statistics import without_values
+from matsmerge.statistics.kinds.gram_matrix import GRAM
+from matsmerge.statistics.kinds.paired_moments import PAIRS
+from matsmerge.statistics.own_inputs import OwnInputs
 from matsmerge.statistics.sections import Outline, Section, Trace, find_sections, trace
-from matsmerge.statistics.statistics import Origin, Statistics
+from matsmerge.statistics.statistics import Map, Origin, Statistics
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.task import Encoded, Task
 
 # Told of the examples that have gone through a section.
 Seen = Callable[[int], None]
+Values = Mapping[str, Tensor]
+Way = Literal["merged", "own"]  # through the merged blocks, or through those of the task's model
 
 
 class _EndOfSectionError(Exception):
@@ -47,8 +56,8 @@ class TaskData:
     batches: Sequence[tuple[str, Sequence[Encoded]]]  # each with the set it goes to
     model: Origin
     data: Origin
-    # For each batch and stack, the output of the stack's last merged block.
-    reached: list[dict[str, Any]] = field(default_factory=list)
+    # For each way and batch, by stack: the output of the stack's last block that is done.
+    reached: dict[Way, list[dict[str, Any]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._places = {
@@ -61,7 +70,7 @@ class TaskData:
 
     def begin(self) -> None:
         """Go back to before the first block."""
-        self.reached = [{} for _ in self.batches]
+        self.reached = {"merged": [{} for _ in self.batches], "own": [{} for _ in self.batches]}
 
     @property
     def num_examples(self) -> int:
@@ -80,19 +89,19 @@ class TaskData:
         for to, batch in self.batches:
             yield to, self.task.collate(batch)
 
-    def hold(self, batch: Batch, stack: str, output: Any) -> None:
+    def hold(self, way: Way, batch: Batch, stack: str, output: Any) -> None:
         """Keep what a block gave for a whole batch, in the machine's own memory."""
         number, _ = self._places[batch.examples[0]]
         self._starts[number] = batch.first_sequences
-        self.reached[number][stack] = tree_map(
+        self.reached[way][number][stack] = tree_map(
             lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, output
         )
 
-    def held_for(self, batch: Batch, device: torch.device) -> dict[str, Any]:
+    def held_for(self, way: Way, batch: Batch, device: torch.device) -> dict[str, Any]:
         """What is held for a batch, or for some examples of one; copies, to be done with freely."""
         places = [self._places[number] for number in batch.examples]
         number = places[0][0]
-        if not self.reached[number]:
+        if not self.reached[way][number]:
             return {}
         starts = self._starts[number]
         positions = [position for _, position in places]
@@ -106,7 +115,8 @@ class TaskData:
                 leaf = leaf[chosen]
             return leaf.to(device, copy=True)
 
-        return {stack: tree_map(copied, output) for stack, output in self.reached[number].items()}
+        held = self.reached[way][number]
+        return {stack: tree_map(copied, output) for stack, output in held.items()}
 
 
 class PrefixModel:
@@ -120,13 +130,29 @@ class PrefixModel:
         self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._held: dict[str, Any] = {}
         self.notes: list[str] = []  # what the user should know of how statistics are collected
-        self.outline: Outline = find_sections(model, self._trace(data))
+        seen = self._trace(data)
+        self.outline: Outline = find_sections(model, seen)
+        self._calls = [module for module, is_entered in seen.events if is_entered]
 
     def put(self, tensors: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Put values in place of a parameter's or buffer's own."""
         with torch.no_grad():
             for name in tensors:
                 self._tensors[name].copy_(load(name))
+
+    def values_like(self, tensors: Iterable[str], load: Callable[[str], Tensor]) -> Values:
+        """Other values of tensors, as the model would hold them."""
+        return {name: load(name).to(self._tensors[name]) for name in tensors}
+
+    def in_order(self, maps: Sequence[Map]) -> list[list[str]]:
+        """Linear maps in the order in which they run; those that share an input are together."""
+        groups: dict[str, list[str]] = {}
+        for m in maps:
+            groups.setdefault(m.inputs or m.module, []).append(m.module)
+        first = {module: at for at, module in reversed(list(enumerate(self._calls)))}
+        for group in groups.values():
+            group.sort(key=lambda module: first.get(module, len(self._calls)))
+        return sorted(groups.values(), key=lambda group: first.get(group[0], len(self._calls)))
 
     def collect(
         self,
@@ -135,33 +161,73 @@ class PrefixModel:
         names: Mapping[str, str],
         options: CollectionOptions,
         seen: Seen = lambda _: None,
+        *,
+        own: Values | None = None,
+        group: Sequence[str] = (),
     ) -> Statistics:
-        """Gram matrices of a section on what has been reached, with the values it has now.
+        """Second moments of a section on what has been reached, with the values it has now.
 
-        `names` are the names of the model's parameters in the statistics. Weights that several
-        sections use are needed before it is known what they will receive in the merged model;
-        theirs is what they receive in the model as it is.
+        `names` are the names of the model's parameters in the statistics. With a task's `own`
+        values, moments of what its maps receive with these are taken as well. A `group` is what
+        statistics are wanted of, and nothing after it is run. Weights that several sections use
+        are needed before it is known what they will receive in the merged model; theirs is what
+        they receive in the model as it is.
         """
-        own = {name: names[name] for name in section.tensors if name in names}
-        collection = Collection(self.model, options, self._runner(data), own)
-        with self._until(section), collection.running():
+        wanted = {
+            name: names[name]
+            for name in section.tensors
+            if name in names and (not group or name.rpartition(".")[0] in group)
+        }
+        beside = None if own is None else OwnInputs()
+        if own is not None:
+            options = options.model_copy(update={"statistics": (GRAM.name, PAIRS.name)})
+
+        def run(_: nn.Module, batch: Batch) -> Any:
+            if own is not None and beside is not None:
+                with beside.recording(), self._with(own):
+                    self._run("own", data, batch)
+            return self._run("merged", data, batch)
+
+        collection = Collection(self.model, options, run, wanted, beside)
+        with self._until(section, self._last_of(group)), collection.running():
             for to, batch in data.collated():
                 seen(collection.add(batch, to))
             self.notes += [note for note in collection.notes if note not in self.notes]
             return collection.statistics(data.model, (data.data,))
 
-    def advance(self, section: Section, data: TaskData, seen: Seen = lambda _: None) -> None:
-        """Run a block as it is now on what has been reached, and hold what it gives."""
+    def _last_of(self, group: Sequence[str]) -> str | None:
+        """The map with whose call a pass may end: the last one, if each is called once."""
+        if not group or any(self._calls.count(module) != 1 for module in group):
+            return None
+        return max(group, key=self._calls.index)
+
+    def advance(
+        self,
+        section: Section,
+        data: TaskData,
+        seen: Seen = lambda _: None,
+        *,
+        own: Values | None = None,
+    ) -> None:
+        """Run a block on what has been reached, and hold what it gives.
+
+        As it is now, or with a task's own values on what has been reached with these.
+        """
         assert section.block is not None
-        run = self._runner(data)
-        with self._until(section), torch.no_grad():
+        way: Way = "merged" if own is None else "own"
+        with self._until(section), self._with(own or {}), torch.no_grad():
             for _, batch in data.collated():
-                output = run(self.model, batch.to(self._device))
-                data.hold(batch, self.outline.blocks[section.start].stack, output)
+                output = self._run(way, data, batch.to(self._device))
+                data.hold(way, batch, self.outline.blocks[section.start].stack, output)
                 seen(len(batch.examples))
 
     def rehearse(
-        self, data: TaskData, names: Mapping[str, str], options: CollectionOptions
+        self,
+        data: TaskData,
+        names: Mapping[str, str],
+        options: CollectionOptions,
+        *,
+        are_paired: bool = False,
     ) -> list[Statistics]:
         """Go through all sections once, for little data, with the values that are there.
 
@@ -177,16 +243,19 @@ class PrefixModel:
             if section.block is not None:
                 self._check(section, data, part, of_part[section.block][0])
                 self._check(section, data, batch, of_whole[section.block][0])
-            found.append(without_values(self.collect(section, data, names, options)))
+            own: Values | None = None if section.is_whole or not are_paired else {}
+            found.append(without_values(self.collect(section, data, names, options, own=own)))
             if section.block is not None:
                 self.advance(section, data)
+                if are_paired:
+                    self.advance(section, data, own={})
         return found
 
     def _check(self, section: Section, data: TaskData, batch: Batch, expected: Any) -> None:
         """Refuse a block that replayed gives other than what is expected."""
         try:
             with self._until(section), torch.no_grad():
-                output = self._runner(data)(self.model, batch.to(self._device))
+                output = self._run("merged", data, batch.to(self._device))
             reason = "gives other values"
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             output, reason = None, first_line(error)
@@ -211,25 +280,41 @@ class PrefixModel:
             ) from error
 
     @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    def _runner(self, data: TaskData) -> Callable[[nn.Module, Any], Any]:
-
-        def run(model: nn.Module, batch: Batch) -> Any:
-            self._held = data.held_for(batch, self._device)
-            try:
-                return model(**batch.inputs)
-            except _EndOfSectionError as end:
-                return end.value
-            finally:
-                self._held = {}
-
-        return run
+    def _run(self, way: Way, data: TaskData, batch: Batch) -> Any:
+        """Run the model on what has been reached, until the section ends."""
+        self._held = data.held_for(way, batch, self._device)
+        try:
+            return self.model(**batch.inputs)
+        except _EndOfSectionError as end:
+            return end.value
+        finally:
+            self._held = {}
 
     @contextmanager
-    def _until(self, section: Section) -> Iterator[None]:
-        """Have blocks before a section give what is held, and forward passes end with it."""
+    def _with(self, values: Values) -> Iterator[None]:
+        """Have the model use other values for a while; nothing is copied."""
+        kept = {name: self._tensors[name].data for name in values}
+        for name, value in values.items():
+            self._tensors[name].data = value
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                self._tensors[name].data = value
+
+    @contextmanager
+    def _until(self, section: Section, last: str | None = None) -> Iterator[None]:
+        """Have blocks before a section give what is held, and forward passes end with it.
+
+        Or end with the call of its `last` module, when that has received its input.
+        """
         blocks = self.outline.blocks
         changed: dict[str, Callable[..., Any]] = {
             block.module: self._replay(block.stack) for block in blocks[: section.start]
@@ -238,6 +323,8 @@ class PrefixModel:
             changed[section.block] = _run_and_end(self.model.get_submodule(section.block))
         elif section.start < len(blocks) and not section.is_whole:
             changed[blocks[section.start].module] = _end
+        if last is not None:
+            changed[last] = _end
         modules = {name: self.model.get_submodule(name) for name in changed}
         for name, forward in changed.items():
             vars(modules[name])["forward"] = forward

@@ -48,8 +48,8 @@ class PreparedCollection:
     def num_examples(self) -> int:
         return sum(len(batch) for _, batch in self.batches)
 
-    def run(self, output: Output, progress: AnyProgress | None = None) -> Statistics:
-        """Collect and write."""
+    def run(self, output: Output | None = None, progress: AnyProgress | None = None) -> Statistics:
+        """Collect, and write to an output."""
         collated = ((to, self.loaded.task.collate(batch)) for to, batch in self.batches)
         return run(
             self.collection,

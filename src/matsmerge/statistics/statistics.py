@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -133,6 +134,26 @@ class Statistics:
         joined[..., :-1, :-1] = gram
         joined[..., :-1, -1] = mean
         joined[..., -1, :-1] = mean
+        return joined
+
+    def pairs(self, module: str, of: str = MAIN, *, bias: bool = False) -> Tensor | None:
+        """Second moment of [z; δ], where a map was watched beside a model's own; None elsewhere.
+
+        With `bias`, of [z; 1; δ; 0].
+        """
+        leader = self.map_of(module).inputs
+        if not self.has(f"pairs/{leader}", of):
+            return None
+        pairs = self.array(f"pairs/{leader}", of)
+        if not bias:
+            return pairs
+        d = pairs.shape[-1] // 2
+        kept = [*range(d), *range(d + 1, 2 * d + 1)]  # between them is the constant
+        joined = pairs.new_zeros(*pairs.shape[:-2], 2 * d + 2, 2 * d + 2)
+        joined[..., torch.tensor(kept)[:, None], torch.tensor(kept)] = pairs
+        mean = self.stored(f"pairs_mean/{leader}", of)
+        joined[..., kept, d] = joined[..., d, kept] = mean
+        joined[..., d, d] = 1
         return joined
 
     def output_factor(self, module: str, of: str = MAIN) -> Tensor:

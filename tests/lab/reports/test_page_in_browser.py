@@ -89,7 +89,7 @@ class Page:
 
 
 def wait_for(look: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120  # only so that a page that never comes ends
     while not (found := look()):
         assert time.monotonic() < until, "nothing came"
         time.sleep(0.05)

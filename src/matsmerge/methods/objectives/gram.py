@@ -9,9 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
-from matsmerge.linalg.kronecker_sums import trace_of
-from matsmerge.linalg.operators import Diagonal, Operator
+from matsmerge.linalg.kronecker_sums import hold, trace_of
+from matsmerge.linalg.operators import Diagonal, Operator, Paired
 from matsmerge.linalg.operators import Gram as GramOperator
+from matsmerge.linalg.system import System
 from matsmerge.methods.objectives.fisher import check_everyone_has, check_shapes
 from matsmerge.methods.objectives.objective import Found, Objective, Part, Subject, View
 from matsmerge.statistics.statistics import MAIN, Map, Statistics
@@ -47,6 +48,12 @@ class Gram(Objective):
     equalize: bool = Field(
         False, description="give all models' covariances of a layer the same trace"
     )
+    anchor: float = Field(
+        0.0,
+        allow_inf_nan=False,
+        ge=0,
+        description="how strongly the init holds on, relative to the system's mean eigenvalue",
+    )
 
     def find(self, subject: Subject) -> Found | None:
         maps = [
@@ -67,15 +74,31 @@ class Gram(Objective):
         statistics = part.evidence.statistics
         maps = [statistics.map_of(module) for module in part.keys]
         rows = [statistics.header.sets[part.of].num_rows[f"inputs/{m.inputs}"] for m in maps]
-        total = torch.zeros((), dtype=torch.float64)
+        total = both = torch.zeros((), dtype=torch.float64)
+        are_paired = True
         for m, num in zip(maps, rows, strict=True):
             moment = self.adjusted(statistics, m, found, part.of)
             diagonal = moment if moment.ndim == 1 else moment.diagonal(dim1=-2, dim2=-1)
-            diagonal += self.ridge_of(moment).unsqueeze(-1)
+            diagonal += ridge_of(moment, self.ridge).unsqueeze(-1)
             total = total + moment * (num / sum(rows))
+            pairs = statistics.pairs(m.module, part.of, bias=found.bias is not None)
+            are_paired = are_paired and pairs is not None
+            both = both if pairs is None else both + pairs.double() * (num / sum(rows))
+        trace = trace_of(total) or 1.0
         if self.equalize:
-            total /= trace_of(total) or 1.0
-        return Diagonal(total) if found.view.seen == "embedding" else GramOperator(total)
+            total /= trace
+            both = both / trace
+        if found.view.seen == "embedding":
+            return Diagonal(total)
+        operator = GramOperator(total)
+        return Paired(operator, GramOperator(with_corner(both, total))) if are_paired else operator
+
+    @property
+    def is_anchored(self) -> bool:
+        return self.anchor > 0
+
+    def anchored(self, system: System) -> System:
+        return hold(system, self.anchor)
 
     def adjusted(self, statistics: Statistics, m: Map, found: Found, of: str) -> Tensor:
         """A map's second moment in float64, what is off its diagonal scaled."""
@@ -87,10 +110,18 @@ class Gram(Objective):
             diagonal.copy_(kept)
         return gram
 
-    def ridge_of(self, moment: Tensor) -> Tensor:  # (..., d, d) -> (...), or a diagonal (d,)
-        """What is added to a moment's diagonal, so that it has a little of every direction."""
-        diagonal = moment if moment.ndim == 1 else moment.diagonal(dim1=-2, dim2=-1)
-        return self.ridge * diagonal.double().mean(-1)
+
+def ridge_of(moment: Tensor, ridge: float) -> Tensor:  # (..., d, d) -> (...), or a diagonal (d,)
+    """What is added to a moment's diagonal, so that it has a little of every direction."""
+    diagonal = moment if moment.ndim == 1 else moment.diagonal(dim1=-2, dim2=-1)
+    return ridge * diagonal.double().mean(-1)
+
+
+def with_corner(pairs: Tensor, moment: Tensor) -> Tensor:  # (..., 2 d, 2 d) and (..., d, d)
+    """The second moment of [z; δ] with what an objective has made of that of z."""
+    d = moment.shape[-1]
+    pairs[..., :d, :d] = moment
+    return pairs
 
 
 def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) -> Found:

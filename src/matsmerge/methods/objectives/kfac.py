@@ -1,13 +1,14 @@
 """The block Fisher information of a layer, by K-FAC."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field
 
 from matsmerge.linalg.kronecker_sums import scales_of
-from matsmerge.linalg.operators import Kronecker, Operator, Sum
+from matsmerge.linalg.operators import Kronecker, Operator, Paired, Sum
 from matsmerge.linalg.rounding import to_unit_size, without_rounding
-from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.gram import Gram, ridge_of, with_corner
 from matsmerge.methods.objectives.objective import Found, Part
 from matsmerge.statistics.statistics import Map
 
@@ -30,13 +31,20 @@ class Kfac(Gram):
         "paper's code, where models with long examples count less",
     )
 
+    output_ridge: float = Field(
+        0.0,
+        allow_inf_nan=False,
+        ge=0,
+        description="a further ridge, on O alone: outputs count more alike",
+    )
+
     def _is_covered(self, m: Map) -> bool:
         return super()._is_covered(m) and m.outputs
 
     def operator(self, found: Found, part: Part) -> Operator:
         assert part.evidence is not None
         statistics = part.evidence.statistics
-        terms = []
+        terms, paired = [], []
         for m in map(statistics.map_of, part.keys):
             given = statistics.output_factor(m.module, part.of)
             outputs, size_o = to_unit_size(given)
@@ -44,15 +52,21 @@ class Kfac(Gram):
             if self.per == "token":
                 counts = statistics.header.sets[part.of]
                 size_o *= counts.num_examples / counts.num_rows[f"inputs/{m.inputs}"]
-            terms.append(
-                Kronecker(
-                    without_rounding(outputs, given.dtype, self.ridge_of(outputs)),
-                    without_rounding(inputs, given.dtype, self.ridge_of(inputs)),
-                    size_o,
-                    size_g,
-                )
-            )
-        operator = terms[0] if len(terms) == 1 else Sum(tuple(terms))
+            ridge = ridge_of(outputs, self.ridge + self.output_ridge)
+            factor = without_rounding(outputs, given.dtype, ridge)
+            moment = without_rounding(inputs, given.dtype, ridge_of(inputs, self.ridge))
+            terms.append(Kronecker(factor, moment, size_o, size_g))
+            pairs = statistics.pairs(m.module, part.of, bias=found.bias is not None)
+            if pairs is not None:
+                both = with_corner(pairs.double() / size_g, moment)
+                paired.append(Kronecker(factor, both, size_o, size_g))
+        operator = _sum(terms)
+        if paired:
+            operator = Paired(operator, _sum(paired))
         if not self.equalize:
             return operator
         return operator * (1 / (sum(scales_of(terms)) or 1.0))
+
+
+def _sum(terms: Sequence[Kronecker]) -> Operator:
+    return terms[0] if len(terms) == 1 else Sum(tuple(terms))

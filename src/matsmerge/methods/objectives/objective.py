@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.linalg.operators import Operator
+from matsmerge.linalg.system import System
 from matsmerge.methods.options import Options
 from matsmerge.statistics.statistics import Map, Statistics
 
@@ -142,3 +143,12 @@ class Objective(Options, ABC):
     @abstractmethod
     def operator(self, found: Found, part: Part) -> Operator:
         """A model's covariance."""
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether the init holds on, as one more term of the system."""
+        return False
+
+    def anchored(self, system: System) -> System:
+        """The system with the hold that the init has."""
+        return system

@@ -7,6 +7,7 @@ from matsmerge.statistics.kinds.fisher_block import BLOCK_FISHER
 from matsmerge.statistics.kinds.fisher_diagonal import FISHER
 from matsmerge.statistics.kinds.gram_matrix import GRAM
 from matsmerge.statistics.kinds.kronecker_factors import KFAC
+from matsmerge.statistics.kinds.paired_moments import PAIRS
 from matsmerge.statistics.kinds.statistic import Statistic
 
 KINDS: dict[str, Statistic[Any]] = {
@@ -16,6 +17,7 @@ KINDS: dict[str, Statistic[Any]] = {
         KFAC,
         FISHER,
         BLOCK_FISHER,
+        PAIRS,
     )
 }
 

@@ -98,6 +98,7 @@ class Statistic(ABC, Generic[Target]):
     includes: ClassVar[tuple["Statistic[Any]", ...]] = ()  # collected with it
     needs_loss: ClassVar[bool] = True
     is_per_row: ClassVar[bool] = False  # a mean over rows, not over examples
+    is_paired: ClassVar[bool] = False  # of inputs, and of those of a model of its own
     is_diagonal: ClassVar[bool] = False  # of a second moment, in the parameter's shape
     expected_reasons: ClassVar[tuple[str, ...]] = ()  # of `refuses`; not worth telling the user
 
