@@ -222,3 +222,14 @@ def test_statistics_are_collected_where_there_are_none(
         assert float((found[name] - given[name]).norm()) < 1e-3 * float(given[name].norm()), name
     notes = getattr(found, "notes", ())
     assert any("collected from the data beforehand: kfac (true Fisher)" in note for note in notes)
+
+
+def test_other_methods_get_statistics_that_were_collected(bert: Family) -> None:
+    norms = [{"match": "*LayerNorm*", "method": "diagonal_fisher"}]
+    found = bert.merge("featcal", init="average", overrides=norms)
+    states = [matsmerge.open_checkpoint(path) for path in bert.paths]
+    name = "bert.encoder.layer.0.output.LayerNorm.weight"
+    average = torch.stack([state[name] for state in states]).mean(0)
+    assert not torch.allclose(found[name], average, rtol=1e-3)
+    low, high = torch.stack([s[name] for s in states]).aminmax(dim=0)
+    assert bool(((found[name] >= low - 1e-9) & (found[name] <= high + 1e-9)).all())

@@ -117,7 +117,8 @@ class PrefixTask:
 class PrefixMerge:
     """A merge along the blocks of a model, which is in memory and takes everyone's weights.
 
-    `evidence` says what there will be for each parameter; its Gram matrices cannot be read.
+    `evidence` says what there will be for each parameter; only what is not about inputs can be
+    read of it, and of statistics that are still to be collected nothing.
     """
 
     running: PrefixModel
@@ -174,7 +175,8 @@ class PrefixMerge:
                     self._with_statistics(task, Path(folder) / f"{n}.safetensors", progress)
                     for n, task in enumerate(self.tasks)
                 )
-                ready = replace(self, tasks=tasks, collected=())
+                evidence = tuple(task.own for task in tasks if task.own is not None)
+                ready = replace(self, tasks=tasks, evidence=evidence, collected=())
                 yield from ready.run(plan, worker, executor, measured, sinks, merged, progress)
             return
         jobs: dict[Turn, list[Job]] = {}

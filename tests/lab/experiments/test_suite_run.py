@@ -179,6 +179,26 @@ def test_a_step_that_was_complete_but_not_recorded_is_done_again(
     assert place
 
 
+def test_methods_that_need_data_get_the_tasks_own(place: Path, ran: Path) -> None:
+    """The split and the examples that statistics are from; what was trained is not trained again."""
+    folder = Path(shutil.copytree(ran, place / "along"))
+    variants = read_results(ran).suite["variants"]
+    suite = tiny_suite(
+        variants=variants, methods={"mats_cross": {"method": "mats_cross"}}, seeds=[0]
+    )
+    heard = Heard()
+    results = run_suite(
+        suite, folder, base=place / "base", data=place / "data", num_workers=1, progress=heard
+    )
+    assert heard.done == ["merge full 0 mats_cross"]
+    row = next(r for r in results.variants["full"].comparison if r.method == "mats_cross")
+    assert row.test is not None
+    (recipe,) = (folder / "steps").glob("merge-full-0-mats_cross-*/recipe.yaml")
+    models = yaml.safe_load(recipe.read_text())["models"]
+    assert [m["data"]["split"] for m in models] == ["statistics", "statistics"]
+    assert [m["data"]["num_examples"] for m in models] == [8, 8]
+
+
 def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
     suite = tiny_suite(methods={"average": METHODS["average"]})
     out = place / "processes"

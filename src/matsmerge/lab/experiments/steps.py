@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,6 +89,28 @@ class Collect(Step[int], kind="collect", output="statistics.safetensors"):
 
 
 @dataclass(frozen=True)
+class Shown:
+    """Examples of a task, for methods that run the models while they merge them."""
+
+    task: TaskInput
+    split: str
+    num_examples: int
+    batch_size: int
+
+    def written(self, places: Places) -> dict[str, Any]:
+        """As a recipe says it."""
+        file = self.task.read(places)
+        content = file.model_dump(mode="json", exclude_defaults=True, exclude={"data", "metrics"})
+        if isinstance(file.data, Mapping):
+            own = {"path": file.data[self.split]}
+            content.pop("splits", None)
+        else:
+            own = {"path": str(file.data), "split": self.split}
+        sizes = {"num_examples": self.num_examples, "batch_size": self.batch_size}
+        return {**content, **own, **sizes}
+
+
+@dataclass(frozen=True)
 class Merging:
     """Models to merge, and the method; what a recipe says."""
 
@@ -98,6 +120,7 @@ class Merging:
     method: str | Mapping[str, Any]
     with_defaults: Mapping[str, Any]  # the method's parameters, whose defaults may change
     heads: str | list[str] | None  # patterns of parameters that stay with their task
+    data: Mapping[str, Shown] = field(default_factory=dict)  # by model, if the method needs it
 
     def recipe(self, places: Places) -> dict[str, Any]:
         """The recipe as plain data."""
@@ -107,6 +130,7 @@ class Merging:
             "models": [
                 {"name": name, "model": places.name(model)}
                 | ({"statistics": str(places.path(statistics[name]))} if statistics else {})
+                | ({"data": self.data[name].written(places)} if self.data else {})
                 for name, model in self.models.items()
             ],
             "method": {"name": method} if isinstance(method, str) else dict(method),

@@ -18,6 +18,7 @@ from matsmerge.lab.experiments.suite_parts import (
     Part,
     SuiteTask,
     Variant,
+    needs_data,
 )
 from matsmerge.lab.experiments.suite_results import REFERENCES, SEQUENTIAL
 from matsmerge.lab.training.training_options import make_options as training_options
@@ -61,8 +62,9 @@ def _problems(suite: Suite) -> list[str]:
     problems = []
     if len(set(suite.seeds)) < len(suite.seeds) or min(suite.seeds) < 0:
         problems.append(f"seeds: expected different numbers from 0 on, found {suite.seeds}")
-    models = [{"name": name, "model": name} for name in suite.tasks]
     for name, method in suite.methods.items():
+        data = {"data": "data"} if needs_data(method.method) else {}
+        models = [{"name": task, "model": task, **data} for task in suite.tasks]
         if name in RESERVED:
             problems.append(
                 f"methods: '{name}' is the name of a row that is no merge; choose another"

@@ -2,9 +2,10 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from matsmerge.limits import MOST_COUNTED
+from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.tasks.task_file import TaskFile
 
 
@@ -50,6 +51,14 @@ class MethodOfSuite(Part):
     search: dict[str, Any] = Field(default_factory=dict)
     label: str | None = None
     variants: list[str] | None = None  # those it makes sense for; None: all
+
+
+def needs_data(method: str | dict[str, Any]) -> bool:
+    """Does a method run the models on their data while it merges them?"""
+    try:
+        return MethodSpec.model_validate(as_plain(method)).at_depth(0).uses_merged_inputs
+    except ValidationError:
+        return False  # a recipe with it says what is wrong
 
 
 def name_of(part: str | dict[str, Any]) -> str:

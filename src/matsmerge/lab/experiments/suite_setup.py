@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from matsmerge.errors import DataError
 from matsmerge.lab.experiments.step import Given, Need, Source, TaskInput, digest
-from matsmerge.lab.experiments.steps import Collect, Make, Merge, Merging, Score, Scoring, Train
+from matsmerge.lab.experiments.steps import (
+    Collect,
+    Make,
+    Merge,
+    Merging,
+    Score,
+    Scoring,
+    Shown,
+    Train,
+)
 from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant
 from matsmerge.lab.experiments.suite_results import INDIVIDUAL
 from matsmerge.lab.training.training_options import make_options as training_options
-from matsmerge.recipes.recipe import make_recipe
+from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.statistics.collection_options import make_options as statistics_options
 from matsmerge.tasks.task_file import TaskFile
 
@@ -184,8 +193,7 @@ class Setup:
     ) -> Merging:
         """The models of some tasks, by default of all, to merge by a method."""
         tasks = tasks or list(self.suite.tasks)
-        recipe = make_recipe({"models": ["a", "b"], "base": "c", "method": method.method})
-        parsed = recipe.method.at_depth(0)
+        parsed = MethodSpec.model_validate(as_plain(method.method)).at_depth(0)
         wanted = tasks if with_statistics or parsed.needed_statistics else []
         return Merging(
             self.base(),
@@ -194,7 +202,12 @@ class Setup:
             method.method,
             parsed.model_dump(mode="json"),
             self.variant.heads,
+            {task: self._shown(task) for task in tasks} if parsed.uses_merged_inputs else {},
         )
+
+    def _shown(self, task: str) -> Shown:
+        variant, size = self.variant, self.suite.batch_size
+        return Shown(self._task(task), variant.split, variant.num_examples, size)
 
     def merge(
         self,
