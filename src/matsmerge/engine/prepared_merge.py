@@ -17,7 +17,8 @@ from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_n
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.merge_inputs import Inputs, gather_inputs
 from matsmerge.engine.plan import Plan, make_plan
-from matsmerge.engine.prefix_merge import PrefixMerge, prepare_prefix
+from matsmerge.engine.prefix_merge import PrefixMerge
+from matsmerge.engine.prefix_preparation import prepare_prefix
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.method import Method
