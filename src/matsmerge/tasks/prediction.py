@@ -59,7 +59,7 @@ class Prediction:
         if expectation == "empirical":
             yield self.losses(reduction)
         elif self.logits.ndim == 2 and self.logits.shape[1] <= MAX_EXACT_CLASSES:
-            log_p = _log_softmax(self.logits)
+            log_p = log_softmax(self.logits)
             for of_class in log_p.unbind(1):
                 present = of_class.isfinite()
                 # The root of p beside the score makes p the weight of its outer product.
@@ -72,9 +72,9 @@ class Prediction:
 
     def _losses_of(self, targets: Tensor, reduction: Reduction) -> Tensor:
         if self.logits.ndim == 2:
-            return -_log_softmax(self.logits).gather(1, targets[:, None])[:, 0]
+            return -log_softmax(self.logits).gather(1, targets[:, None])[:, 0]
         real = targets != IGNORED
-        log_p = _log_softmax(self.logits[real]).gather(1, targets[real][:, None])[:, 0]
+        log_p = log_softmax(self.logits[real]).gather(1, targets[real][:, None])[:, 0]
         losses = log_p.new_zeros(len(targets)).index_add(0, real.nonzero()[:, 0], -log_p)
         return losses / real.sum(1) if reduction == "mean" else losses
 
@@ -103,6 +103,7 @@ class Prediction:
         return targets
 
 
-def _log_softmax(logits: Tensor) -> Tensor:
+def log_softmax(logits: Tensor) -> Tensor:
+    """Log-probabilities in at least float32."""
     at_least = torch.promote_types(logits.dtype, torch.float32)
     return logits.log_softmax(-1, dtype=at_least)

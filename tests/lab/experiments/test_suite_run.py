@@ -1,6 +1,7 @@
 """A suite from beginning to end: what is done, what is not done again, what survives."""
 
 import errno
+import json
 import shutil
 import signal
 import subprocess
@@ -197,6 +198,25 @@ def test_methods_that_need_data_get_the_tasks_own(place: Path, ran: Path) -> Non
     models = yaml.safe_load(recipe.read_text())["models"]
     assert [m["data"]["split"] for m in models] == ["statistics", "statistics"]
     assert [m["data"]["num_examples"] for m in models] == [8, 8]
+
+
+def test_a_method_can_be_chosen_without_labels(place: Path, ran: Path) -> None:
+    folder = Path(shutil.copytree(ran, place / "unlabelled"))
+    variants = read_results(ran).suite["variants"]
+    search = {"scale": [0.1, 0.5]}
+    method = {"method": "task_arithmetic", "search": search, "unlabelled": True}
+    suite = tiny_suite(variants=variants, methods={"without": method}, seeds=[0])
+    heard = Heard()
+    run_suite(
+        suite, folder, base=place / "base", data=place / "data", num_workers=1, progress=heard
+    )
+    assert "merge full 0 without" in heard.done
+    (report,) = (folder / "steps").glob("merge-full-0-without-*/tuning.json")
+    content = json.loads(report.read_text())
+    assert set(content["metrics"].values()) == {"divergence"}
+    scores = [trial["score"] for trial in content["trials"]]
+    assert len(scores) == 2
+    assert content["best"]["score"] == min(scores)
 
 
 def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:

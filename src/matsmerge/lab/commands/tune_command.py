@@ -45,6 +45,10 @@ class Given(Options):
     num_examples: int | None = option(ge=1, le=MOST_COUNTED)
     """The first so many of each task. Default: all."""
 
+    unlabelled: bool | None = None
+    """Choose without labels: by how far the merged model's answers are from those of each
+    task's own model, which is the one of the recipe with the task's name."""
+
     strategy: str | None = option(panel=_SEARCH)
     """grid, or optuna, which may also try anything between two numbers (scale=0:1)."""
 
@@ -63,7 +67,8 @@ def tune(
 
         mats tune recipe.yaml --task sst2.yaml --task trec.yaml --search scale=0:1:0.1 --out tuned
 
-    The score is the mean over tasks of each task's first metric. Test data is never looked at.
+    The score is the mean over tasks of each task's first metric, or with --unlabelled of the
+    distance to the models' own answers. Test data is never looked at.
     """
     from matsmerge.engine.local_executor import LocalExecutor
     from matsmerge.lab.tuning.search import tune

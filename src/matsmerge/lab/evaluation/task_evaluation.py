@@ -186,7 +186,7 @@ def _doing(task: Task[Any], task_file: TaskFile) -> Task[Any] | Generation:
     return Generation(task, task_file.generate)  # type: ignore[arg-type]  # checked by metrics
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
     """Where a model begins; what is kept on disk runs wherever hooks put it."""
     device = next(model.parameters()).device
     return torch.device("cpu") if device.type == "meta" else device
@@ -196,7 +196,7 @@ def _write(
     model: nn.Module, doing: Generation, prompts: Sequence[Any], with_loss: bool
 ) -> list[Answer]:
     """Texts that the model writes, and the losses of those it should have written."""
-    texts = doing.write(model, doing.collate(prompts).to(_device(model)))
+    texts = doing.write(model, doing.collate(prompts).to(device_of(model)))
     losses: list[float] | list[None] = [None] * len(prompts)
     if with_loss:
         _, _, losses = _predict(model, doing.inner, [prompt.answer for prompt in prompts])
@@ -210,7 +210,7 @@ def _predict(
     model: nn.Module, task: Task[Any], examples: Sequence[Encoded]
 ) -> tuple[Batch, Prediction, list[float]]:
     """What the model makes of a batch, and the loss of each example."""
-    batch = task.collate(examples).to(_device(model))
+    batch = task.collate(examples).to(device_of(model))
     prediction = task.predict(model, batch)
     losses = prediction.losses("mean" if task.options.length_normalize else "sum")
     return batch, prediction, losses.double().tolist()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.engine.executor import SerialExecutor
@@ -176,6 +176,8 @@ class Merge(Step[Outcome], kind="merge", output=RECIPE):
     init: "Merge | None" = None  # whose tuned method is the init
     keep_model: bool = False
 
+    is_unlabelled: ClassVar[bool] = False
+
     def run(self, places: Places, out: Path, /) -> Outcome:
         _remove_unrecorded(out / MODEL, out / TUNED)
         recipe = self.merging.recipe(places)
@@ -185,6 +187,7 @@ class Merge(Step[Outcome], kind="merge", output=RECIPE):
         options = TuningOptions(
             num_examples=self.scoring.num_validation,
             batch_size=self.scoring.batch_size,
+            unlabelled=self.is_unlabelled,
             allow_overlap=True,  # the suite says which split statistics are from
         )
         tasks = [task.read(places) for task in self.tasks]
@@ -204,6 +207,12 @@ class Merge(Step[Outcome], kind="merge", output=RECIPE):
             recipe=without_paths(read_yaml(out / RECIPE, RecipeError)),
             merge=manifest,
         )
+
+
+class UnlabelledMerge(Merge, kind="unlabelled merge", output=RECIPE):
+    """The same, chosen by the distance to each task's own model instead of by labels."""
+
+    is_unlabelled = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ class MethodOfSuite(Part):
 
     method: str | dict[str, Any]
     search: dict[str, Any] = Field(default_factory=dict)
+    unlabelled: bool = False  # choose by the distance to each task's own model
     label: str | None = None
     variants: list[str] | None = None  # those it makes sense for; None: all
 

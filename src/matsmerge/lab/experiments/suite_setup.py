@@ -19,6 +19,7 @@ from matsmerge.lab.experiments.steps import (
     Scoring,
     Shown,
     Train,
+    UnlabelledMerge,
 )
 from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant
 from matsmerge.lab.experiments.suite_results import INDIVIDUAL
@@ -220,7 +221,8 @@ class Setup:
         keep_model: bool = False,
     ) -> Merge:
         """A method, tuned by validation and tested; by default of all models on all tasks."""
-        return Merge(
+        kind = UnlabelledMerge if method.unlabelled else Merge
+        return kind(
             name=f"merge {self.name} {title}",
             merging=self.merging(method, merged, with_statistics=init is not None),
             tasks=self.tasks(scored or merged),

@@ -22,7 +22,9 @@ from matsmerge.errors import DataError, NonFiniteError, StatisticsError
 from matsmerge.files.output_place import check_folder
 from matsmerge.files.whole_outputs import StagedFolder, remove
 from matsmerge.lab.tuning.search_space import ITERATIONS, Range, SearchSpace
+from matsmerge.lab.tuning.teacher_score import DIVERGENCE, TeacherScorer, find_teachers
 from matsmerge.lab.tuning.trial_score import (
+    LabelScorer,
     Scorer,
     ValidationTask,
     overlaps,
@@ -38,6 +40,7 @@ from matsmerge.version import __version__
 
 JOURNAL, RECIPE, MODEL, REPORT = "trials.jsonl", "recipe.yaml", "model", "tuning.json"
 _KEPT = "model.key"  # which trial the model is of
+ANSWERS = "answers"  # of the tasks' own models, while the search goes on
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ def tune(
     options, told = options or Options(), listener(progress)
     is_grid = options.strategy == "grid"
     space.check(with_ranges=not is_grid)
-    validation = read_validation_tasks(tasks, options.split)
+    metric = DIVERGENCE if options.unlabelled else None
+    validation = read_validation_tasks(tasks, options.split, metric)
     if not validation:
         raise DataError("say what to tune for with at least one task")
     prepared = [prepare(space.fill(choice)) for choice in _representatives(space)]
@@ -77,7 +81,8 @@ def tune(
     check = partial(check_folder, target, "search", is_merge, inputs=used, overwrite=overwrite)
     check(resume=resume)
     identity = _identify(space, prepared, validation, options)
-    scorer = Scorer(validation, options.num_examples, options.batch_size)
+    own = {str(entry.name): entry.model for entry in prepared[0].recipe.models}
+    teachers = find_teachers(validation, own) if options.unlabelled else {}
     num_merges = space.num_choices if is_grid else options.num_trials
     staged = StagedFolder(target, "search")
     journal: Journal | None = None
@@ -87,6 +92,7 @@ def tune(
             staged.clear()
         staged.output.mkdir(exist_ok=True)
         journal = Journal(staged.output / JOURNAL, identity, resume=resume)
+        scorer = _scorer(validation, options, teachers, staged.output / ANSWERS)
         search = _Search(space, staged.output, journal, scorer, executor or LocalExecutor())
         num_models = num_merges * max(1, len(space.iterations))
         told.stage("tuning", num_models, "merges", len(journal.trials))
@@ -208,6 +214,20 @@ class _Search:
                 remove(path)
 
 
+def _scorer(
+    validation: Sequence[ValidationTask],
+    options: Options,
+    teachers: Mapping[str, str],
+    answers: Path,
+) -> Scorer:
+    num, size = options.num_examples, options.batch_size
+    if not options.unlabelled:
+        return LabelScorer(tasks=validation, num_examples=num, batch_size=size)
+    return TeacherScorer(
+        tasks=validation, num_examples=num, batch_size=size, teachers=teachers, folder=answers
+    )
+
+
 def _representatives(space: SearchSpace) -> Iterable[dict[str, Any]]:
     """A choice for every method and other thing that inputs depend on."""
     keys = [key for key in space.others if key in Recipe.model_fields]
@@ -267,5 +287,6 @@ def _identify(
         [fingerprint(one.statistics.arrays) for p in prepared for one in p.evidence],
         [[t.described.model_dump(mode="json"), t.data.fingerprint] for t in validation],
         [options.strategy, options.num_trials, options.seed, options.num_examples],
+        options.unlabelled,
     ]
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()

@@ -1,16 +1,18 @@
 """How a merged model scores on the validation data of its tasks."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from matsmerge.data.rows import Data, fingerprint_rows
 from matsmerge.errors import DataError
-from matsmerge.lab.evaluation.metrics import METRICS, choose_metrics
+from matsmerge.lab.evaluation.metrics import METRICS, Score, choose_metrics
 from matsmerge.lab.evaluation.task_evaluation import evaluate, resolve_head
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.statistics.statistics import Statistics
-from matsmerge.tasks.loaded_model import load_model
+from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile, read_task_file
 
@@ -25,8 +27,8 @@ class ValidationTask:
     metric: str
 
 
-@dataclass(frozen=True)
-class Scorer:
+@dataclass(frozen=True, kw_only=True)
+class Scorer(ABC):
     """Scores models on tasks. An adapter's base stays in memory from one model to the next."""
 
     tasks: Sequence[ValidationTask]
@@ -34,43 +36,76 @@ class Scorer:
     batch_size: int
     kept: KeptBase = field(default_factory=KeptBase)
 
+    needs_targets: ClassVar[bool] = True
+
     @property
+    @abstractmethod
     def lower_is_better(self) -> bool:
-        return not METRICS[self.tasks[0].metric].higher_is_better
+        """Whether the best model has the lowest score."""
+
+    @property
+    @abstractmethod
+    def in_percent(self) -> bool:
+        """Whether scores are shares."""
+
+    @abstractmethod
+    def measure(self, loaded: LoadedModel, task: ValidationTask) -> Score:
+        """What a model's score on one task is."""
 
     @property
     def metrics(self) -> dict[str, str]:
         """The metric of each task."""
         return {task.name: task.metric for task in self.tasks}
 
+    def score(self, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
+        """The score of each task, and its standard error."""
+        scores: dict[str, float] = {}
+        errors: dict[str, float] = {}
+        for task in self.tasks:
+            found = self.measure(self.load(folder, task), task)
+            scores[task.name], errors[task.name] = found.value, found.error
+        return scores, errors
+
+    def load(self, source: str | Path, task: ValidationTask) -> LoadedModel:
+        """A model with its head for a task."""
+        return load_model(
+            source,
+            task.described,
+            head=resolve_head(source, task.described),
+            need_targets=self.needs_targets,
+            kept=self.kept,
+        )
+
+
+class LabelScorer(Scorer):
+    """Scores by each task's first metric, against the labels of its data."""
+
+    @property
+    def lower_is_better(self) -> bool:
+        return not METRICS[self.tasks[0].metric].higher_is_better
+
     @property
     def in_percent(self) -> bool:
         return METRICS[self.tasks[0].metric].in_percent
 
-    def score(self, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
-        """The first metric of each task, and its standard error."""
-        scores: dict[str, float] = {}
-        errors: dict[str, float] = {}
-        for task in self.tasks:
-            described = task.described
-            head = resolve_head(folder, described)
-            loaded = load_model(folder, described, head=head, kept=self.kept)
-            outcome = evaluate(
-                loaded,
-                task.data,
-                described,
-                batch_size=self.batch_size,
-                num_examples=self.num_examples,
-            )
-            found = outcome.scores([task.metric])[task.metric]
-            scores[task.name], errors[task.name] = found.value, found.error
-        return scores, errors
+    def measure(self, loaded: LoadedModel, task: ValidationTask) -> Score:
+        outcome = evaluate(
+            loaded,
+            task.data,
+            task.described,
+            batch_size=self.batch_size,
+            num_examples=self.num_examples,
+        )
+        return outcome.score(task.metric)
 
 
 def read_validation_tasks(
-    paths: Sequence[str | Path | TaskFile], split: str
+    paths: Sequence[str | Path | TaskFile], split: str, metric: str | None = None
 ) -> list[ValidationTask]:
-    """The tasks and their data; the test split is never looked at."""
+    """The tasks and their data; the test split is never looked at.
+
+    All are scored by a `metric` that needs no labels, if one is given, else each by its own first.
+    """
     tasks = []
     problems: list[str] = []
     for path in paths:
@@ -82,14 +117,14 @@ def read_validation_tasks(
                     "tuning never looks at the test split: what is chosen by it cannot be scored "
                     "by it any more; use a validation split"
                 )
-            metric = choose_metrics(described)[0]
+            own = choose_metrics(described)[0] if metric is None else metric
             data = read_split(described, split)
-            tasks.append(ValidationTask(str(described.name), described, data, metric))
+            tasks.append(ValidationTask(str(described.name), described, data, own))
         except DataError as error:
             problems += [p for p in error.problems if p not in problems]
     names = [task.name for task in tasks]
     problems += [f"two tasks are named '{n}'" for n in sorted(set(names)) if names.count(n) > 1]
-    if len({METRICS[task.metric].in_percent for task in tasks}) > 1:
+    if metric is None and len({METRICS[task.metric].in_percent for task in tasks}) > 1:
         metrics = ", ".join(f"{task.name} {task.metric}" for task in tasks)
         problems.append(f"shares and losses have no mean to tune by: {metrics}")
     if problems:

@@ -24,6 +24,7 @@ class Search(BaseModel):
     seed: int = Field(default=0, ge=0, lt=NUM_SEEDS)
     split: str = "validation"
     num_examples: int | None = Field(default=None, ge=1, le=MOST_COUNTED)  # of each task, at most
+    unlabelled: bool = False  # score by the distance to each task's own model
 
 
 class Options(Search):

@@ -19,7 +19,7 @@ from matsmerge.lab.experiments.studies.study import Asked, Names, Study
 from matsmerge.lab.experiments.suite_parts import MethodOfSuite, name_of
 from matsmerge.lab.experiments.suite_results import Curve, CurvePoint
 from matsmerge.lab.experiments.suite_setup import Setup
-from matsmerge.lab.tuning.trial_score import Scorer, read_validation_tasks
+from matsmerge.lab.tuning.trial_score import LabelScorer, read_validation_tasks
 from matsmerge.limits import MOST_KEPT
 from matsmerge.methods import METHODS
 from matsmerge.recipes.recipe import make_recipe
@@ -43,7 +43,11 @@ class Follow(Step[list[CurvePoint]], kind="follow"):
         shutil.rmtree(folder, ignore_errors=True)
         merge_to_folder(prepare(recipe), folder, RunOptions(SerialExecutor(), overwrite=True))
         tasks = read_validation_tasks([task.read(places) for task in self.tasks], "validation")
-        scorer = Scorer(tasks, self.scoring.num_validation, self.scoring.batch_size)
+        scorer = LabelScorer(
+            tasks=tasks,
+            num_examples=self.scoring.num_validation,
+            batch_size=self.scoring.batch_size,
+        )
         points = []
         for at in self.iterations:
             step = folder / f"iteration-{at}"
