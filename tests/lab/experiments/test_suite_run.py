@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from tiny_suite import METHODS, make_base, make_data, tiny_suite
+from transformers import AutoTokenizer, BertForSequenceClassification
 
 from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.errors import DataError, OutputError, ResourceError
@@ -28,6 +30,7 @@ from matsmerge.lab.reports.report_files import Outputs, write_report
 from matsmerge.lab.tuning.search import JOURNAL
 from matsmerge.progress import Silent
 from matsmerge.recipes.recipe_file import read_recipe
+from matsmerge.tasks.splits import read_split
 
 
 class Heard(Silent):
@@ -217,6 +220,36 @@ def test_a_method_can_be_chosen_without_labels(place: Path, ran: Path) -> None:
     scores = [trial["score"] for trial in content["trials"]]
     assert len(scores) == 2
     assert content["best"]["score"] == min(scores)
+
+
+def test_an_ensemble_answers_each_task_with_its_head(place: Path, ran: Path) -> None:
+    """The mean of probabilities, once more by transformers alone, one example at a time."""
+    folder = Path(shutil.copytree(ran, place / "ensemble"))
+    variants = read_results(ran).suite["variants"]
+    methods = {"average": {"method": "average"}}
+    suite = tiny_suite(variants=variants, methods=methods, seeds=[0], ensemble=True)
+    results = run_suite(suite, folder, base=place / "base", data=place / "data", num_workers=1)
+    row = next(r for r in results.variants["full"].comparison if r.method == "ensemble")
+    steps = {task: next((folder / "steps").glob(f"train-full-0-{task}-*")) for task in suite.tasks}
+    for task, step in steps.items():
+        models = [
+            BertForSequenceClassification.from_pretrained(s / "model") for s in steps.values()
+        ]
+        head = BertForSequenceClassification.from_pretrained(step / "model").classifier
+        tokenizer = AutoTokenizer.from_pretrained(step / "model")
+        file = suite.tasks[task].model_copy(
+            update={"name": task, "data": str(place / "data" / f"{task}.jsonl")}
+        )
+        data = read_split(file, "test")
+        right = 0
+        for one in data.rows:
+            shown = tokenizer(one["text"], return_tensors="pt")
+            total = torch.zeros(2)
+            for model in models:
+                model.classifier = head
+                total += model.eval()(**shown).logits[0].softmax(0).detach()
+            right += ["no", "yes"][int(total.argmax())] == one["label"]
+        assert row.test.tasks[task] == pytest.approx(right / len(data))
 
 
 def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -13,6 +13,7 @@ from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.errors import AnotherRunError, RecipeError
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.lab.evaluation.comparison import evaluate
+from matsmerge.lab.evaluation.task_evaluation import HEADS
 from matsmerge.lab.experiments.sources import SOURCES
 from matsmerge.lab.experiments.step import Places, Source, Step, TaskInput
 from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL, Outcome, Scores
@@ -217,9 +218,9 @@ class UnlabelledMerge(Merge, kind="unlabelled merge", output=RECIPE):
 
 @dataclass(frozen=True, kw_only=True)
 class Score(Step[Outcome], kind="test"):
-    """Test scores of models that were not merged: each on its own task, one on all, or all."""
+    """Test scores of models that were not merged: each on its own task, or one on all."""
 
-    row: str  # INDIVIDUAL, ENSEMBLE, or another name for one model
+    row: str  # INDIVIDUAL, or another name for one model
     models: Mapping[str, Source]
     tasks: list[TaskInput]
     scoring: Scoring
@@ -235,6 +236,29 @@ class Score(Step[Outcome], kind="test"):
                 errors={task: value for found in each for task, value in found.errors.items()},
             )
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ensemble(Step[Outcome], kind="ensemble"):
+    """Test scores of the mean of all models' probabilities.
+
+    Each task is answered by every model with that task's head, which a merge of them has.
+    """
+
+    models: Mapping[str, Source]
+    tasks: list[TaskInput]
+    scoring: Scoring
+    merged: Merge  # keeps its model
+
+    def run(self, places: Places, _: Path, /) -> Outcome:
+        heads = places.path(self.merged).parent / MODEL / HEADS
+        tasks = []
+        for task in self.tasks:
+            head = heads / f"{task.name}.safetensors"
+            file = task.file.model_copy(update={"head": str(head)}) if head.exists() else task.file
+            tasks.append(replace(task, file=file))
+        models = {name: places.name(model) for name, model in self.models.items()}
+        return Outcome(test=self.scoring.test(models, tasks, places))
 
 
 def continued(work: Callable[..., T]) -> T:

@@ -12,6 +12,7 @@ from matsmerge.errors import DataError
 from matsmerge.lab.experiments.step import Given, Need, Source, TaskInput, digest
 from matsmerge.lab.experiments.steps import (
     Collect,
+    Ensemble,
     Make,
     Merge,
     Merging,
@@ -22,7 +23,7 @@ from matsmerge.lab.experiments.steps import (
     UnlabelledMerge,
 )
 from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant
-from matsmerge.lab.experiments.suite_results import INDIVIDUAL
+from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL
 from matsmerge.lab.training.training_options import make_options as training_options
 from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.statistics.collection_options import make_options as statistics_options
@@ -246,6 +247,16 @@ class Setup:
             models=models,
             tasks=self.tasks(tasks),
             scoring=self.scoring,
+        )
+
+    def ensemble(self, merged: Merge) -> Ensemble:
+        """All models together; heads are those of a merge."""
+        return Ensemble(
+            name=f"test {self.name} {ENSEMBLE}",
+            models=self.models(),
+            tasks=self.tasks(),
+            scoring=self.scoring,
+            merged=merged,
         )
 
     def individual(self, tasks: list[str] | None = None) -> Score:

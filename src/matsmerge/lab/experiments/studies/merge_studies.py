@@ -40,11 +40,12 @@ class Comparison(Study):
     def ask(self, setup: Setup) -> Iterator[Asked]:
         steps: dict[str, Step[Outcome]] = {INDIVIDUAL: setup.individual()}
         steps |= {name: setup.compared(name) for name in setup.methods}
-        steps[BASE] = setup.merge("base", _NOTHING)
+        base = setup.merge("base", _NOTHING, keep_model=True)
+        steps[BASE] = base
         if (joint := setup.joint()) is not None:
             steps[JOINT] = setup.score(JOINT, {JOINT: joint})
         if setup.suite.ensemble:
-            steps[ENSEMBLE] = setup.score(ENSEMBLE, setup.models())
+            steps[ENSEMBLE] = setup.ensemble(base)
         for name, step in steps.items():
             yield Asked.of(step, _row, method=name, seed=setup.seed)
 
