@@ -50,6 +50,7 @@ class MethodOfSuite(Part):
     method: str | dict[str, Any]
     search: dict[str, Any] = Field(default_factory=dict)
     unlabelled: bool = False  # choose by the distance to each task's own model
+    expectation: Literal["empirical", "true"] | None = None  # None: the variant's
     label: str | None = None
     variants: list[str] | None = None  # those it makes sense for; None: all
 

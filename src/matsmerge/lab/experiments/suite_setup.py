@@ -4,7 +4,7 @@ Steps are made when they are asked for; those that are the same are done once.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -197,10 +197,13 @@ class Setup:
         tasks = tasks or list(self.suite.tasks)
         parsed = MethodSpec.model_validate(as_plain(method.method)).at_depth(0)
         wanted = tasks if with_statistics or parsed.needed_statistics else []
+        own = self
+        if method.expectation not in (None, self.variant.expectation) and self.taken is None:
+            own = replace(self, taken=(method.expectation, self.variant.split))
         return Merging(
             self.base(),
             self.models(tasks),
-            {task: self.statistics(task) for task in wanted},
+            {task: own.statistics(task) for task in wanted},
             method.method,
             parsed.model_dump(mode="json"),
             self.variant.heads,
