@@ -47,8 +47,8 @@ def test_merge_signature() -> None:
         "allow_nonfinite", "options",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.plan).parameters) == [
-        "models", "base", "method", "statistics", "data", "weights", "overrides", "heads", "dtype",
-        "output", "rank", "align", "trajectory", "ignore_tokenizers", "force", "parameters",
+        "models", "base", "method", "statistics", "data", "weights", "overrides", "heads",
+        "match_heads", "dtype", "output", "rank", "align", "trajectory", "ignore_tokenizers", "force", "parameters",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.PlannedMerge.merge).parameters) == [
         "self", "out", "executor", "progress", "overwrite", "resume", "verify", "allow_nonfinite",

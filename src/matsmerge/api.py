@@ -177,6 +177,7 @@ def plan(
     weights: Sequence[float] | None = None,
     overrides: Sequence[Mapping[str, Any]] = (),
     heads: str | Sequence[str] = (),
+    match_heads: bool | None = None,
     dtype: str | None = None,
     output: str | None = None,
     rank: int | str | None = None,
@@ -193,7 +194,9 @@ def plan(
     object of `matsmerge.methods`; `parameters` are its options. `statistics` are what `collect`
     returned or wrote, in the order of the models or by their names; with `force` also those of
     other models. `data` is what methods with `inputs="merged"`, such as `regmean++`, run the models
-    on: for each a file, or a mapping with `path` and what `mats collect` has as options.
+    on: for each a file, or a mapping with `path` and what `mats collect` has as options. With
+    `match_heads`, the default of `mats_cross`, each model's head is matched to the merged model on
+    that data when it is written to a folder.
 
     Adapters of PEFT are models like others. Several LoRA or (IA)^3 adapters become one adapter
     again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
@@ -227,6 +230,7 @@ def plan(
             "method": {**as_plain(method), **parameters},
             "overrides": overrides,
             "heads": heads,
+            "match_heads": match_heads,
             "dtype": dtype,
             "output": output,
             "rank": rank,

@@ -60,6 +60,7 @@ def merge(
         "dtype": files.dtype,
         "trajectory": _parse_list(solving.trajectory),
         **dict(adapters),
+        "match_heads": general.match_heads,
         "ignore_tokenizers": general.ignore_tokenizers,
     }
     if adapters.rank is not None and re.fullmatch(r"[0-9]{1,9}", adapters.rank):
@@ -143,6 +144,8 @@ def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[Recipe, list[str]]
     recipe, notes = read_recipe(path)
     data = recipe.model_dump(mode="json", exclude_defaults=True)
     data |= {key: value for key, value in changes.items() if value}
+    if changes["match_heads"] is not None:
+        data["match_heads"] = changes["match_heads"]
     data["heads"] = [*recipe.heads, *changes["heads"]]
     return make_recipe(data), notes
 

@@ -20,6 +20,10 @@ class General(Options):
     """Pattern of parameters that belong to one task alone, e.g. 'classifier.*': kept per model in
     heads/, not merged. Repeatable; adds to the recipe's."""
 
+    match_heads: bool | None = None
+    """Match each model's head to the merged model, on its data (--data) without labels. Default:
+    with mats_cross."""
+
     ignore_tokenizers: bool = False
     """Merge models whose tokenizers give tokens different ids all the same."""
 

@@ -251,6 +251,8 @@ class _Run:
         manifest = make_manifest(prepared, inputs, outcome)
         for at, files in output.shards.items():
             write_companions(prepared, files.folder, output.target.name, at)
+            if prepared.heads is not None:
+                prepared.heads.run(files.folder, self.options.progress)
             if at is not FINAL:
                 text = json.dumps({**manifest, "iteration": at}, indent=1) + "\n"
                 (files.folder / MANIFEST).write_text(text)

@@ -33,7 +33,7 @@ def prepare_prefix(
     `own` are the models' own statistics, if any are needed; kinds that will be `collected` are
     seen on a few examples here.
     """
-    all_asked = _read_all(recipe, alignment)
+    all_asked = read_data(recipe, alignment)
     loaded = _load_all(all_asked, collected)
     running = PrefixModel(loaded.first.model, loaded.data[0].first(REHEARSED_EXAMPLES))
     stored = _stored_names(loaded.first)
@@ -73,7 +73,7 @@ def prepare_prefix(
     )
 
 
-def _read_all(recipe: Recipe, alignment: Alignment) -> list[AskedModel]:
+def read_data(recipe: Recipe, alignment: Alignment) -> list[AskedModel]:
     """Everyone's data; all that is wrong is said before a model is loaded."""
     found, problems = [], []
     for entry, model in zip(recipe.models, alignment.models, strict=True):
@@ -81,7 +81,7 @@ def _read_all(recipe: Recipe, alignment: Alignment) -> list[AskedModel]:
         folder = model.checkpoint.folder
         if folder is None or not ((folder / "config.json").is_file() or is_adapter(folder)):
             problems.append(
-                f"{model.checkpoint.label}: inputs: merged runs the model on its data, for which "
+                f"{model.checkpoint.label}: the model is run on its data, for which "
                 "it must be a folder with config.json and, for text, a tokenizer"
             )
         with noted(problems):

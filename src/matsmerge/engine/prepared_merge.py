@@ -15,10 +15,11 @@ from matsmerge.engine.adapter_output import AdapterOutput, plan_output
 from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
 from matsmerge.engine.layout import Layout, make_layout
+from matsmerge.engine.matched_heads import HeadMatching
 from matsmerge.engine.merge_inputs import Inputs, gather_inputs
 from matsmerge.engine.plan import Plan, make_plan
 from matsmerge.engine.prefix_merge import PrefixMerge
-from matsmerge.engine.prefix_preparation import prepare_prefix
+from matsmerge.engine.prefix_preparation import prepare_prefix, read_data
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.method import Method
@@ -45,6 +46,7 @@ class PreparedMerge:
     notes: tuple[str, ...]
     pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
     prefix: PrefixMerge | None = None
+    heads: HeadMatching | None = None  # where heads are matched to the merged model
     inherited: Mapping[str, Any] = field(default_factory=dict)  # of the models' cards
     chat_template: Any = None  # the models', where the companions have none
 
@@ -168,6 +170,10 @@ def prepare(
     inherited, card_notes = inherit_metadata(
         {model.name: model.checkpoint.folder for model in alignment.models}
     )
+    heads = _match_heads(recipe, alignment)
+    if heads is not None and recipe.match_heads is None:
+        names = dict.fromkeys(n for m in alignment.models for n in m.heads)
+        code.append(f"matched to the merged model, on each model's data: {', '.join(names)}")
     along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
     return PreparedMerge(
         recipe,
@@ -179,6 +185,7 @@ def prepare(
         (*inputs.notes, *alignment.notes, *tokenizers.notes, *code, *card_notes, *along),
         inputs.pretrained,
         prefix,
+        heads,
         inherited,
         tokenizers.chat_template,
     )
@@ -196,6 +203,22 @@ def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> 
         ignored = [f"ignored: {problem.partition(';')[0]}" for problem in found.problems]
         return Comparison([], [*found.notes, *ignored], found.chat_template)
     return found
+
+
+def _match_heads(recipe: Recipe, alignment: Alignment) -> HeadMatching | None:
+    """The heads to match, checked; nothing where no model has one and it was not asked for."""
+    have_heads = [model for model in alignment.models if model.heads]
+    if not recipe.matches_heads or (not have_heads and recipe.match_heads is None):
+        return None
+    if not have_heads:
+        raise RecipeError(
+            "match_heads: no model has a head of its own; say which parameters are theirs with "
+            "heads: / --heads PATTERN, or leave it out"
+        )
+    asked = (one for one in read_data(recipe, alignment) if one.model.heads)
+    matching = HeadMatching(tuple(asked))
+    matching.check()
+    return matching
 
 
 def _check_start(recipe: Recipe, inputs: Inputs) -> None:

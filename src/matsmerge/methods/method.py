@@ -48,6 +48,7 @@ class Method(Options, ABC):
     grain: ClassVar[Grain] = Grain.STRETCH
     needs_base: ClassVar[bool] = False
     num_models: ClassVar[int | None] = None  # where only one number makes sense
+    matches_heads: ClassVar[bool] = False  # heads are matched to the merged model by default
 
     @abstractmethod
     def merge(self, site: Site) -> Tensor | MergedSite:

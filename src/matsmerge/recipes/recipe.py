@@ -127,6 +127,11 @@ class Recipe(_Strict):
         default_factory=list,
         description="patterns of parameters that belong to one task alone and are kept, not merged",
     )
+    match_heads: bool | None = Field(
+        None,
+        description="match each model's head to the merged model, on its data without labels; by "
+        "default with mats_cross",
+    )
     dtype: DtypeName | None = Field(
         None, description="dtype of the output; by default that of the inputs"
     )
@@ -214,23 +219,32 @@ class Recipe(_Strict):
                 if place == _place(self.base):
                     yield f"{entry.model} is both a model and the base; list it as the base only"
 
+    @property
+    def matches_heads(self) -> bool:
+        """Whether heads are matched to the merged model."""
+        if self.match_heads is None:
+            return any(spec.at_depth(0).matches_heads for _, spec in self.method_specs())
+        return self.match_heads
+
     def _data_problems(self) -> Iterable[str]:
-        """Data is given for all models where inputs are merged, and for none where they are not."""
+        """Data is given for all models where it is used, and for none where it is not."""
         methods = [spec.at_depth(0) for _, spec in self.method_specs()]
-        if not any(m.uses_merged_inputs for m in methods):
-            for entry in self.models:
-                if entry.data is not None:
-                    yield (
-                        f"the model {entry.name} has data, which only methods with inputs: merged "
-                        f"use, such as regmean++, and {self.method.name} does not; leave it out"
-                    )
-            return
+        is_along = any(m.uses_merged_inputs for m in methods)
         for entry in self.models:
-            if entry.data is None:
+            if not is_along and not self.matches_heads and entry.data is not None:
                 yield (
-                    f"inputs: merged runs the models on their data while it merges them, and the "
-                    f"model {entry.name} has none; give it with data: / --data FILE"
+                    f"the model {entry.name} has data, which only methods with inputs: merged "
+                    f"use, such as mats_cross, and {self.method.name} does not; leave it out, or "
+                    "say match_heads: true / --match-heads"
                 )
+            elif (is_along or self.matches_heads) and entry.data is None:
+                user = "inputs: merged" if is_along else "match_heads"
+                yield (
+                    f"{user} runs the models on their data, and the model {entry.name} has none; "
+                    "give it with data: / --data FILE"
+                )
+        if not is_along:
+            return
         held_out = any(m.uses_held_out for m in methods)
         for entry in self.models:
             if entry.data is not None and held_out != (entry.data.held_out > 0):

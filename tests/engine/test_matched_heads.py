@@ -1,0 +1,237 @@
+"""Heads matched to the merged model: linear maps of its features that give what their own gave."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from tiny_models import bert_config, make_tokenizer, save, write_rows
+from torch import Tensor, nn
+from transformers import (
+    AutoTokenizer,
+    BertForSequenceClassification,
+    BertForTokenClassification,
+)
+
+import matsmerge
+from matsmerge.engine.matched_heads import STRENGTH, matched
+from matsmerge.errors import DataError, RecipeError
+
+F64 = torch.float64
+NAMES = ("one", "two")
+TEXTS = (["a b c", "d", "e f g h", "b a", "c c d a e"], ["p o n m", "i j", "k l m a b", "a", "n n"])
+POOLED = ["classifier.*", "*pooler.*"]
+
+
+def make_family(folder: Path, kind: Any = BertForSequenceClassification, **row: Any) -> Path:
+    """A base, and two models with two and three classes and texts of their own."""
+    save(kind(bert_config(num_labels=2)), folder / "base", make_tokenizer())
+    for i, (name, texts) in enumerate(zip(NAMES, TEXTS, strict=True)):
+        save(kind(bert_config(num_labels=2 + i)), folder / name, make_tokenizer(), seed=i + 1)
+        write_rows(folder / f"{name}.jsonl", [{"text": text, **row} for text in texts])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_family(tmp_path_factory.mktemp("family"))
+
+
+def merge(family: Path, out: Path, method: str = "average", **options: Any) -> Path:
+    models = {name: family / name for name in NAMES}
+    settings = {"heads": POOLED, "data": [family / f"{n}.jsonl" for n in NAMES], **options}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # notes on blocks and heads
+        matsmerge.merge(models, family / "base", method, out=out, **settings)
+    return out
+
+
+def with_one(rows: Tensor) -> Tensor:
+    return torch.cat([rows, rows.new_ones(len(rows), 1)], 1)
+
+
+def least_squares(z: Tensor, outputs: Tensor, start: Tensor) -> Tensor:
+    """argmin ||z Xᵀ - outputs||² + λ ||X - start||², by rows that stand for the second term."""
+    strength = (STRENGTH * (z.mT @ z).diagonal().mean()).sqrt()
+    more = strength * torch.eye(z.shape[1], dtype=F64)
+    rows, wanted = torch.cat([z, more]), torch.cat([outputs, more @ start.mT])
+    return torch.linalg.lstsq(rows, wanted, driver="gelsd").solution.mT
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_formula(has_bias: bool) -> None:
+    g = torch.Generator().manual_seed(0)
+    head = nn.Linear(6, 3, bias=has_bias, dtype=F64)
+    z, own = (torch.randn(20, 6, dtype=F64, generator=g) for _ in range(2))
+    outputs = head(own).detach()
+    start = head.weight.detach()
+    if has_bias:
+        z, start = with_one(z), torch.cat([start, head.bias.detach()[:, None]], 1)
+    expected = least_squares(z, outputs, start)
+    weight, bias = matched(z.mT @ z, outputs.mT @ z, head)
+    found = weight if bias is None else torch.cat([weight, bias[:, None]], 1)
+    torch.testing.assert_close(found, expected)
+
+
+def test_equal_features_leave_the_head_as_it_is() -> None:
+    g = torch.Generator().manual_seed(0)
+    head = nn.Linear(6, 3, dtype=F64)
+    z = torch.randn(4, 6, dtype=F64, generator=g)  # fewer than there are directions
+    second, cross = with_one(z).mT @ with_one(z), head(z).detach().mT @ with_one(z)
+    weight, bias = matched(second, cross, head)
+    torch.testing.assert_close(weight, head.weight.detach())
+    torch.testing.assert_close(bias, head.bias.detach())
+
+
+def pooled(model: Any, texts: list[str], tokenizer: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """What pooler and classifier receive, and the logits: plain passes, an example at a time."""
+    seen: dict[str, list[Tensor]] = {"pooler": [], "classifier": []}
+    maps = {"pooler": model.bert.pooler.dense, "classifier": model.classifier}
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, n=name: seen[n].append(args[0]))
+        for name, module in maps.items()
+    ]
+    with torch.no_grad():
+        logits = [model(**tokenizer(text, return_tensors="pt")).logits for text in texts]
+    for hook in hooks:
+        hook.remove()
+    return torch.cat(seen["pooler"]), torch.cat(seen["classifier"]), torch.cat(logits)
+
+
+def test_maps_of_a_head_are_matched_in_turn(family: Path, tmp_path: Path) -> None:
+    merged = merge(family, tmp_path / "merged", match_heads=True)
+    tokenizer = AutoTokenizer.from_pretrained(merged)
+    for name, texts in zip(NAMES, TEXTS, strict=True):
+        own = BertForSequenceClassification.from_pretrained(family / name).double().eval()
+        body = BertForSequenceClassification.from_pretrained(
+            merged, num_labels=own.config.num_labels, ignore_mismatched_sizes=True
+        )
+        body = body.double().eval()
+        body.bert.pooler.load_state_dict(own.bert.pooler.state_dict())
+        body.classifier.load_state_dict(own.classifier.state_dict())
+        own_pooled, _, _ = pooled(own, texts, tokenizer)
+        for which, module in enumerate((body.bert.pooler.dense, body.classifier)):
+            z = pooled(body, texts, tokenizer)[which]
+            z_own = pooled(own, texts, tokenizer)[which]
+            start = torch.cat([module.weight, module.bias[:, None]], 1).detach()
+            found = least_squares(with_one(z), with_one(z_own) @ start.mT, start)
+            module.weight.data, module.bias.data = found[:, :-1], found[:, -1]
+        head = load_file(merged / "heads" / f"{name}.safetensors")
+        # The models run in float32.
+        for tensor, expected in {
+            "bert.pooler.dense.weight": body.bert.pooler.dense.weight,
+            "classifier.weight": body.classifier.weight,
+            "classifier.bias": body.classifier.bias,
+        }.items():
+            torch.testing.assert_close(
+                head[tensor].double(), expected.detach(), rtol=1e-3, atol=1e-4
+            )
+        assert own_pooled.shape == (len(texts), 16)
+
+
+def test_answers_come_nearer_to_the_models_own(family: Path, tmp_path: Path) -> None:
+    distances = {}
+    for name in ("kept", "matched"):
+        merged = merge(
+            family,
+            tmp_path / name,
+            **({"match_heads": True} if name == "matched" else {"data": None}),
+        )
+        total = 0.0
+        for task, texts in zip(NAMES, TEXTS, strict=True):
+            own = BertForSequenceClassification.from_pretrained(family / task).eval()
+            tokenizer = AutoTokenizer.from_pretrained(merged)
+            body = BertForSequenceClassification.from_pretrained(
+                merged, num_labels=own.config.num_labels, ignore_mismatched_sizes=True
+            )
+            head = load_file(merged / "heads" / f"{task}.safetensors")
+            body.eval().load_state_dict(head, strict=False)
+            wanted, found = (pooled(model, texts, tokenizer)[2] for model in (own, body))
+            total += float((wanted - found).square().sum())
+        distances[name] = total
+    assert distances["matched"] < 0.5 * distances["kept"]
+
+
+def test_one_model_keeps_its_head(family: Path, tmp_path: Path) -> None:
+    models = {"one": family / "one"}
+    data = [family / "one.jsonl"]
+    matsmerge.merge(
+        models, family / "base", "average", out=tmp_path / "m", heads=POOLED, data=data,
+        match_heads=True,
+    )  # fmt: skip
+    head = load_file(tmp_path / "m" / "heads" / "one.safetensors")
+    own = load_file(family / "one" / "model.safetensors")
+    for name, tensor in head.items():
+        torch.testing.assert_close(tensor, own[name], rtol=1e-5, atol=1e-6)
+
+
+def test_padding_is_not_counted(tmp_path: Path) -> None:
+    """Texts of different lengths, all in one batch or one at a time."""
+    folder = make_family(tmp_path, BertForTokenClassification)
+    for name, texts in zip(NAMES, TEXTS, strict=True):
+        write_rows(folder / f"{name}.jsonl", [{"tokens": text.split()} for text in texts])
+    found = []
+    for size in (1, 8):
+        data = [{"path": folder / f"{n}.jsonl", "batch_size": size} for n in NAMES]
+        out = merge(
+            folder, tmp_path / f"m{size}", heads="classifier.*", match_heads=True, data=data
+        )
+        found.append(load_file(out / "heads" / "two.safetensors"))
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(tensor, found[1][name], rtol=1e-3, atol=1e-4)
+    own = load_file(folder / "two" / "model.safetensors")
+    assert not torch.allclose(found[0]["classifier.weight"], own["classifier.weight"], atol=1e-3)
+
+
+def test_it_is_the_default_of_mats_cross(family: Path, tmp_path: Path) -> None:
+    by_default = merge(family, tmp_path / "default", "mats_cross")
+    without = merge(family, tmp_path / "without", "mats_cross", match_heads=False)
+    own = load_file(family / "one" / "model.safetensors")
+    heads = [load_file(m / "heads" / "one.safetensors") for m in (by_default, without)]
+    assert torch.equal(heads[1]["classifier.weight"], own["classifier.weight"])
+    assert not torch.equal(heads[0]["classifier.weight"], own["classifier.weight"])
+
+
+def test_the_command_line(
+    family: Path, tmp_path: Path, mats: Callable[..., tuple[int, str, str]]
+) -> None:
+    recipe = {
+        "models": [
+            {"model": str(family / n), "name": n, "data": str(family / f"{n}.jsonl")} for n in NAMES
+        ],
+        "base": str(family / "base"),
+        "method": "mats_cross",
+        "heads": POOLED,
+    }
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    code, _, error = mats(
+        "merge", tmp_path / "recipe.yaml", "--no-match-heads", "--out", tmp_path / "m"
+    )
+    assert code == 0, error
+    head = load_file(tmp_path / "m" / "heads" / "one.safetensors")
+    own = load_file(family / "one" / "model.safetensors")
+    assert torch.equal(head["classifier.weight"], own["classifier.weight"])
+
+
+def test_what_has_no_meaning_is_refused_before_work_starts(family: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="the model one has none; give it with data"):
+        merge(family, tmp_path / "m", match_heads=True, data=None)
+    with pytest.raises(RecipeError, match="leave it out, or say match_heads"):
+        merge(family, tmp_path / "m")
+    same = {"a": family / "one", "b": family / "one" / "model.safetensors"}
+    with pytest.raises(RecipeError, match="no model has a head of its own"):
+        matsmerge.merge(
+            same, family / "one", "average", out=tmp_path / "m", match_heads=True,
+            data=[family / "one.jsonl"] * 2,
+        )  # fmt: skip
+    one = {"x": family / "one"}
+    with pytest.raises(DataError, match="match_heads is for linear layers of heads"):
+        matsmerge.merge(
+            one, family / "one", "average", out=tmp_path / "m", match_heads=True,
+            heads="*LayerNorm*", data=[family / "one.jsonl"],
+        )  # fmt: skip
+    assert not (tmp_path / "m").exists()
