@@ -59,7 +59,8 @@ def least_squares(z: Tensor, outputs: Tensor, start: Tensor) -> Tensor:
     strength = (STRENGTH * (z.mT @ z).diagonal().mean()).sqrt()
     more = strength * torch.eye(z.shape[1], dtype=F64)
     rows, wanted = torch.cat([z, more]), torch.cat([outputs, more @ start.mT])
-    return torch.linalg.lstsq(rows, wanted, driver="gelsd").solution.mT
+    solution: Tensor = torch.linalg.lstsq(rows, wanted, driver="gelsd").solution
+    return solution.mT
 
 
 @pytest.mark.parametrize("has_bias", [True, False])

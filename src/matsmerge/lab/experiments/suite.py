@@ -63,7 +63,7 @@ def _problems(suite: Suite) -> list[str]:
     if len(set(suite.seeds)) < len(suite.seeds) or min(suite.seeds) < 0:
         problems.append(f"seeds: expected different numbers from 0 on, found {suite.seeds}")
     for name, method in suite.methods.items():
-        data = {"data": "data"} if needs_data(method.method) else {}
+        data = {"data": "data"} if needs_data(method) else {}
         models = [{"name": task, "model": task, **data} for task in suite.tasks]
         if name in RESERVED:
             problems.append(

@@ -55,10 +55,12 @@ class MethodOfSuite(Part):
     variants: list[str] | None = None  # those it makes sense for; None: all
 
 
-def needs_data(method: str | dict[str, Any]) -> bool:
-    """Does a method run the models on their data while it merges them?"""
+def needs_data(method: MethodOfSuite) -> bool:
+    """Does a merge run the models on their data?"""
+    if True in method.search.get("match_heads", ()):
+        return True
     try:
-        return MethodSpec.model_validate(as_plain(method)).at_depth(0).uses_merged_inputs
+        return MethodSpec.model_validate(as_plain(method.method)).at_depth(0).uses_merged_inputs
     except ValidationError:
         return False  # a recipe with it says what is wrong
 

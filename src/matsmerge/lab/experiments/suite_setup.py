@@ -22,7 +22,7 @@ from matsmerge.lab.experiments.steps import (
     Train,
     UnlabelledMerge,
 )
-from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant
+from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant, needs_data
 from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL
 from matsmerge.lab.training.training_options import make_options as training_options
 from matsmerge.recipes.method_spec import MethodSpec, as_plain
@@ -207,7 +207,7 @@ class Setup:
             method.method,
             parsed.model_dump(mode="json"),
             self.variant.heads,
-            {task: self._shown(task) for task in tasks} if parsed.uses_merged_inputs else {},
+            {task: self._shown(task) for task in tasks} if needs_data(method) else {},
         )
 
     def _shown(self, task: str) -> Shown:
