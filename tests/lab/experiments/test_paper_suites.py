@@ -262,7 +262,7 @@ def test_t0_8_runs(tmp_path: Path) -> None:
 
 
 def test_ties_7_runs(tmp_path: Path) -> None:
-    suite = shrunk("paper-ties-7", ["WSC", "QuaRTz"], ["average", "regmean", "mats"])
+    suite = shrunk("paper-ties-7", ["WSC", "QuaRTz"], ["task_arithmetic", "regmean", "mats"])
     check_comparison(suite, Run.at(tmp_path, suite, make_t5).all())
 
 
@@ -277,6 +277,6 @@ def test_intermediate_runs(tmp_path: Path) -> None:
     for variant, found in results.items():
         own = [m for m, of in suite.methods.items() if variant in (of.variants or [variant])]
         methods = [one.method for one in found.intermediate]
-        assert set(methods) >= {INDIVIDUAL, *own, "sequential"}
+        assert set(methods) >= {INDIVIDUAL, ENSEMBLE, *own, "sequential"}
         assert {one.donor for one in found.intermediate} == {"MNLI"}
         assert found.target == "RTE"

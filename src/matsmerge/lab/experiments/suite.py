@@ -115,6 +115,7 @@ def _names(suite: Suite) -> Iterator[Names]:
         yield f"{where}: source", [str(made.source)], SOURCES
     for name, method in suite.methods.items():
         yield f"methods: {name}: variants", method.variants or (), suite.variants
+        yield f"methods: {name}: starts_from", filter(None, [method.starts_from]), suite.methods
     for name, variant in suite.variants.items():
         yield f"variants: {name}: models", variant.models or (), suite.tasks
         yield f"variants: {name}: seeds", map(str, variant.seeds or ()), map(str, suite.seeds)

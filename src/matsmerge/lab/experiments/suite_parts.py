@@ -49,6 +49,7 @@ class MethodOfSuite(Part):
 
     method: str | dict[str, Any]
     search: dict[str, Any] = Field(default_factory=dict)
+    starts_from: str | None = None  # another method of the suite, which as it was tuned is the init
     unlabelled: bool = False  # choose by the distance to each task's own model
     expectation: Literal["empirical", "true"] | None = None  # None: the variant's
     label: str | None = None

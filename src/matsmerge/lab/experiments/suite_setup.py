@@ -225,6 +225,14 @@ class Setup:
         keep_model: bool = False,
     ) -> Merge:
         """A method, tuned by validation and tested; by default of all models on all tasks."""
+        if init is None and method.starts_from is not None:
+            init = self.merge(
+                method.starts_from,
+                self.methods[method.starts_from],
+                merged=merged,
+                scored=scored,
+                keep_model=keep_model,
+            )
         kind = UnlabelledMerge if method.unlabelled else Merge
         return kind(
             name=f"merge {self.name} {title}",
@@ -252,12 +260,14 @@ class Setup:
             scoring=self.scoring,
         )
 
-    def ensemble(self, merged: Merge) -> Ensemble:
-        """All models together; heads are those of a merge."""
+    def ensemble(
+        self, merged: Merge, models: list[str] | None = None, scored: list[str] | None = None
+    ) -> Ensemble:
+        """Models together, by default all on all tasks; heads are those of a merge."""
         return Ensemble(
-            name=f"test {self.name} {ENSEMBLE}",
-            models=self.models(),
-            tasks=self.tasks(),
+            name=" ".join(["test", self.name, ENSEMBLE, *(models or ())]),
+            models=self.models(models),
+            tasks=self.tasks(scored or models),
             scoring=self.scoring,
             merged=merged,
         )

@@ -130,6 +130,15 @@ class IntermediateStudy(Study):
             for name, method in setup.methods.items():
                 title = f"{target} with {donor} {name}"
                 steps[name] = setup.merge(title, method, merged=[target, donor], scored=[target])
+            if setup.suite.ensemble:
+                base = setup.merge(
+                    f"{target} with {donor} base",
+                    _NOTHING,
+                    merged=[target, donor],
+                    scored=[target],
+                    keep_model=True,
+                )
+                steps[ENSEMBLE] = setup.ensemble(base, [target, donor], [target])
             if self.sequential is not None:
                 model = setup.sequential(donor, target, self.sequential)
                 title = f"{donor} then {target}"
