@@ -16,9 +16,9 @@ from torch import Tensor
 
 from matsmerge.adapters.adapter import Adapter
 from matsmerge.adapters.adapter_folder import read_adapter
-from matsmerge.adapters.filled_checkpoint import FilledCheckpoint
 from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
 from matsmerge.adapters.lora import rank_of
+from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import AlignmentError
 

@@ -8,13 +8,14 @@ methods that look at single entries, such as TIES and DARE, are applied to X_1, 
 entries mean the same in every model, and U X is the merged change.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from matsmerge.adapters.adapter import Adapter
-from matsmerge.adapters.lora import LoraLayer, low_rank_of, rank_of, tensors_of
+from matsmerge.adapters.lora import LoraLayer, low_rank_of, rank_of
 from matsmerge.adapters.recent_value import RecentValue
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.errors import AlignmentError
@@ -33,8 +34,8 @@ class JointSpace:
         problems = []
         for adapter in adapters:
             for module in adapter.modules:
-                a, b = (adapter.checkpoint.specs[n].shape for n in tensors_of(adapter, module))
-                shape = (b[0], *a[1:])
+                specs, change = adapter.checkpoint.specs, low_rank_of(adapter, module)
+                shape = (specs[change.b].shape[0], *specs[change.a].shape[1:])
                 if self._shapes.setdefault(module, shape) != shape:
                     problems.append(
                         f"{adapter.label}: '{module}' is of the shape {list(shape)}, "
@@ -60,7 +61,7 @@ class JointSpace:
 
     def spec(self, module: str) -> TensorSpec:
         """Of a model's coordinates."""
-        num_inputs = torch.Size(self._shapes[module][1:]).numel()
+        num_inputs = math.prod(self._shapes[module][1:])
         return TensorSpec(torch.float64, (self.num_outputs(module), num_inputs))
 
     def factors(self, module: str) -> list[tuple[Tensor, Tensor] | None]:

@@ -128,8 +128,8 @@ class Lora(AdapterKind):
         parts, specs = adapter.modules[module], adapter.checkpoint.specs
         low_rank = low_rank_of(adapter, module)
         shape = base.specs[weight].shape
-        change = _flat_shape(specs[low_rank.b])[0], _flat_shape(specs[low_rank.a])[1]
-        stored = _flat_shape(base.specs[weight])
+        change = specs[low_rank.b].shape[0], _matrix_shape(specs[low_rank.a].shape)[1]
+        stored = _matrix_shape(shape)
         is_transposed = stored == change[::-1] and len(shape) == 2
         if stored == change and is_transposed:
             is_transposed = "embedding_A" in parts or adapter.config.has_transposed_weights
@@ -180,21 +180,16 @@ def _of_module(config: AdapterConfig, module: str, patterns: str, otherwise: str
     return config.content[otherwise]
 
 
-def tensors_of(adapter: Adapter, module: str) -> tuple[str, str]:
-    """The names of a module's A and B in the adapter's file."""
-    parts = adapter.modules[module]
-    return parts.get("A") or parts["embedding_A"], parts.get("B") or parts["embedding_B"]
-
-
 def low_rank_of(adapter: Adapter, module: str) -> LowRank:
     """The change of a module's weight."""
-    rank, scaling = rank_of(adapter.config, module), scaling_of(adapter.config, module)
-    return LowRank(*tensors_of(adapter, module), rank, scaling)
+    parts, config = adapter.modules[module], adapter.config
+    a, b = parts.get("A") or parts["embedding_A"], parts.get("B") or parts["embedding_B"]
+    return LowRank(a, b, rank_of(config, module), scaling_of(config, module))
 
 
-def _flat_shape(spec: TensorSpec) -> tuple[int, int]:
+def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
     """Rows and columns: a convolution's filters as rows."""
-    return spec.shape[0], spec.num_elements // max(1, spec.shape[0])
+    return shape[0], math.prod(shape[1:])
 
 
 @dataclass(frozen=True)
@@ -210,8 +205,7 @@ class LoraLayer:
 
     @property
     def matrix_shape(self) -> tuple[int, int]:
-        """The weight as a matrix, a convolution's filters as rows."""
-        return self.shape[0], torch.Size(self.shape[1:]).numel()
+        return _matrix_shape(self.shape)
 
     @property
     def names(self) -> tuple[str, str]:
@@ -256,10 +250,7 @@ def lora_config(
     rank = Counter(ranks.values()).most_common(1)[0][0]
     others = {module: r for module, r in ranks.items() if r != rank}
     modules = {bias.removesuffix(".bias") for bias in biases}
-    if not biases:
-        bias = "none"
-    else:
-        bias = "lora_only" if modules <= ranks.keys() else "all"
+    of_biases = "lora_only" if modules <= ranks.keys() else "all"
     return {
         **content,
         **{key: value for key, value in _DEFAULTS.items() if key in content},
@@ -268,7 +259,7 @@ def lora_config(
         "lora_alpha": rank,
         "rank_pattern": others,
         "alpha_pattern": dict(others),
-        "bias": bias,
+        "bias": of_biases if biases else "none",
         "modules_to_save": sorted(set(kept)) or None,
         **named_targets(content, ranks),
     }

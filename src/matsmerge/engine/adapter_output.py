@@ -10,12 +10,12 @@ from torch import Tensor
 from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint, check_ties
 from matsmerge.adapters.adapter import PREFIX, AdapterConfig
 from matsmerge.adapters.adapter_folder import make_adapter
-from matsmerge.adapters.filled_checkpoint import FilledCheckpoint
 from matsmerge.adapters.ia3 import ia3_config
 from matsmerge.adapters.joint_space import JointSpace
 from matsmerge.adapters.lora import LoraLayer, lora_config
 from matsmerge.checkpoints.alignment import Alignment
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.engine.merge_inputs import Inputs, adapted
 from matsmerge.errors import RecipeError

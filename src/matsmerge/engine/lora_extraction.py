@@ -7,11 +7,11 @@ from typing import Any
 
 from matsmerge.adapters.adapter import is_head
 from matsmerge.adapters.adapter_folder import read_adapter
-from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.adapters.lora import LoraLayer, lora_config
 from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.companions import code_notes, companion_files
+from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.checkpoints.summary import relative_change

@@ -19,9 +19,9 @@ from matsmerge.adapters.adapted_checkpoint import (
 )
 from matsmerge.adapters.adapter import PREFIX, Adapter
 from matsmerge.adapters.adapter_folder import open_base, read_adapter
-from matsmerge.adapters.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
 from matsmerge.errors import CheckpointError, RecipeError
 from matsmerge.problems import noted

@@ -4,36 +4,22 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.statistics.kinds import KINDS, kind_of
 from matsmerge.statistics.kinds.statistic import GradientStatistic, OutputStatistic
 from matsmerge.statistics.statistics import Map, Set, Statistics
 
-_Places = Mapping[str, tuple[Checkpoint, str]]  # of each array, and its name there
-
-
-class _Joined(Checkpoint):
-    """Arrays of several checkpoints, or of none: then only their shapes are known."""
-
-    def __init__(self, label: str, specs: Mapping[str, TensorSpec], places: _Places) -> None:
-        self.label, self.specs, self.aliases = label, specs, {}
-        self._places = places
-
-    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
-        arrays, own_name = self._places[name]
-        arrays.read_into(buffer, own_name, start)
-
 
 def without_values(statistics: Statistics) -> Statistics:
-    """What statistics say of themselves; the arrays are let go."""
+    """What statistics say of themselves; the arrays are let go, and only their shapes known."""
     arrays = statistics.arrays
-    return Statistics(statistics.header, _Joined(arrays.label, arrays.specs, {}))
+    return Statistics(statistics.header, FilledCheckpoint(arrays.label, arrays.specs, {}))
 
 
 def put_together(parts: Sequence[Statistics]) -> Statistics:
     """The statistics of a model's sections as those of the whole; sections share no inputs."""
     first = parts[0].header
-    places: _Places = {name: (p.arrays, name) for p in parts for name in p.arrays.specs}
+    places = {name: Stored(p.arrays, name) for p in parts for name in p.arrays.specs}
     sets = {
         of: Set(
             num_examples=s.num_examples,
@@ -60,11 +46,10 @@ def with_own(inputs: Statistics, own: Statistics) -> Statistics:
     That is how K-FAC goes along a prefix: its input factors are the merged model's, its output
     factors, which would need a backward pass through all later blocks, the model's own.
     """
-    places = {name: (inputs.arrays, name) for name in inputs.arrays.specs}
+    places = {name: Stored(inputs.arrays, name) for name in inputs.arrays.specs}
     for name in own.arrays.specs:
         if isinstance(kind_of(name.split("/")[1]), GradientStatistic):
-            places[name] = own.arrays, name
-    forms = dict(inputs.header.forms)
+            places[name] = Stored(own.arrays, name)
     outputs = [kind.array for kind in KINDS.values() if isinstance(kind, OutputStatistic)]
     maps = []
     for m in inputs.header.maps:
@@ -72,12 +57,10 @@ def with_own(inputs: Statistics, own: Statistics) -> Statistics:
         maps.append(m.model_copy(update={"outputs": other is not None and other.outputs}))
         for of, array in product(own.header.sets, outputs):
             if other is not None and own.has(f"{array}/{other.module}", of):
-                places[f"{of}/{array}/{m.module}"] = own.arrays, f"{of}/{array}/{other.module}"
-    forms |= {
-        name: own.header.forms[own_name]
-        for name, (arrays, own_name) in places.items()
-        if arrays is own.arrays
-    }
+                place = Stored(own.arrays, f"{of}/{array}/{other.module}")
+                places[f"{of}/{array}/{m.module}"] = place
+    of_own = {name: place for name, place in places.items() if place.checkpoint is own.arrays}
+    forms = {name: own.header.forms[place.name] for name, place in of_own.items()}
     sets = {
         of: Set(
             num_examples=s.num_examples,
@@ -86,15 +69,16 @@ def with_own(inputs: Statistics, own: Statistics) -> Statistics:
         for of, s in own.header.sets.items()
     }
     aliases = {**own.header.aliases, **inputs.header.aliases}
+    forms = {**inputs.header.forms, **forms}
     changes = {"maps": tuple(maps), "sets": sets, "forms": forms, "aliases": aliases}
     return _joined(own, places, changes)
 
 
-def _joined(first: Statistics, places: _Places, changes: dict[str, Any]) -> Statistics:
+def _joined(first: Statistics, places: Mapping[str, Stored], changes: dict[str, Any]) -> Statistics:
     """Statistics of arrays in several places, with what is different in the first's header."""
-    specs = {name: arrays.specs[own_name] for name, (arrays, own_name) in places.items()}
+    specs = {name: place.checkpoint.specs[place.name] for name, place in places.items()}
     header = first.header.model_copy(update=changes)
-    return Statistics(header, _Joined(first.arrays.label, specs, places))
+    return Statistics(header, FilledCheckpoint(first.arrays.label, specs, places))
 
 
 def _map_like(m: Map, others: Sequence[Map]) -> Map | None:

@@ -15,24 +15,25 @@ class Stored:
 
 
 class FilledCheckpoint(Checkpoint):
-    """What `sources` names, and `fill` everywhere else; `of` is the checkpoint it stands for."""
+    """What `sources` names, and `fill` everywhere else; `of` is the checkpoint it stands for.
+
+    Without a `fill`, only the shape is known of what is not in `sources`.
+    """
 
     def __init__(
         self,
         label: str,
         specs: Mapping[str, TensorSpec],
         sources: Mapping[str, Stored],
-        fill: float,
+        fill: float | None = None,
         of: Checkpoint | None = None,
     ) -> None:
-        self.label = label
-        self.specs = dict(specs)
-        self.aliases: dict[str, str] = {}
+        self.label, self.specs, self.aliases = label, specs, {}
         self.folder = of.folder if of else None
         self.place = of.place if of else None
         origins = dict.fromkeys(source.checkpoint for source in sources.values())
         self.files = [file for origin in origins for file in origin.files]
-        self._sources = dict(sources)
+        self._sources = sources
         self._fill = fill
         self._of = of
 
@@ -43,7 +44,10 @@ class FilledCheckpoint(Checkpoint):
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         source = self._sources.get(name)
         if source is None:
+            assert self._fill is not None, f"only the shape of '{name}' is known"
             buffer.tensor.fill_(self._fill)
+        elif source.checkpoint.specs[source.name].dtype == buffer.tensor.dtype:
+            source.checkpoint.read_into(buffer, source.name, start)
         else:
             stop = start + len(buffer.tensor)
             buffer.tensor.copy_(source.checkpoint.read(source.name, start, stop))
