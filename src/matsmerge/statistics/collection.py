@@ -4,10 +4,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
@@ -25,20 +24,11 @@ from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Count, Header, Origin, Statistics
 from matsmerge.statistics.statistics_sum import statistics_of
 from matsmerge.statistics.totals import SetState, State, Totals
-from matsmerge.statistics.watches import Watches
+from matsmerge.statistics.watches import Lesson, Watches
 from matsmerge.tasks.batch import Batch
 from matsmerge.version import versions
 
 Loss = Callable[[nn.Module, Any], Any]
-
-
-class Lesson(State):
-    """What was learnt from a batch of how the model treats batches that are padded like it."""
-
-    batch: Annotated[Count, Field(ge=1)]  # the first such batch, counted from 1
-    is_padded: list[bool]
-    is_one_by_one: bool
-    is_tried_out: bool
 
 
 class CollectionState(State):
@@ -167,20 +157,26 @@ class Collection:
                 "from; start anew with --overwrite"
             )
         with _memory_errors():
-            watches = Watches(self._subject, shown, self._num_batches, self._hooks)
+            watches = Watches(self._subject, shown, lesson, self._hooks)
         self._watches[shown.is_padded] = watches
-        watches.is_one_by_one, watches.is_tried_out = lesson.is_one_by_one, lesson.is_tried_out
 
     def _watches_for(self, shown: ShownBatch) -> Watches:
         """What to watch in a batch; models take other ways with and without padding."""
         watches = self._watches.get(shown.is_padded)
+        notes = []
         if watches is None:
-            watches = Watches(self._subject, shown, self._num_batches + 1, self._hooks)
-            watches.try_out(shown)
+            lesson = Lesson(
+                batch=self._num_batches + 1,
+                is_padded=list(shown.is_padded),
+                is_one_by_one=False,
+                is_tried_out=False,
+            )
+            watches = Watches(self._subject, shown, lesson, self._hooks)
+            notes = watches.try_out(shown)
             self._watches[shown.is_padded] = watches
-        elif not watches.is_tried_out and len(shown.examples) > 1:
-            watches.try_out(shown)
-        self.notes += [note for note in watches.notes if note not in self.notes]
+        elif not watches.lesson.is_tried_out and len(shown.examples) > 1:
+            notes = watches.try_out(shown)
+        self.notes += [note for note in notes if note not in self.notes]
         return watches
 
     @property
@@ -193,15 +189,7 @@ class Collection:
             num_batches=self._num_batches,
             sets={of: totals.state() for of, totals in self.totals.items()},
             leaders=self._shared.leaders,
-            lessons=[
-                Lesson(
-                    batch=watches.number,
-                    is_padded=list(is_padded),
-                    is_one_by_one=watches.is_one_by_one,
-                    is_tried_out=watches.is_tried_out,
-                )
-                for is_padded, watches in self._watches.items()
-            ],
+            lessons=[watches.lesson for watches in self._watches.values()],
             notes=self.notes,
         )
         arrays = {
@@ -272,13 +260,11 @@ class Collection:
 
 
 def _check_finite(arrays: Iterable[tuple[str, Tensor]]) -> None:
-    bad = [
+    NonFiniteError.raise_all(
         f"'{name}' holds NaN or Inf; the model overflows on some example"
         for name, values in arrays
         if not bool(values.isfinite().all())
-    ]
-    if bad:
-        raise NonFiniteError(bad)
+    )
 
 
 @contextmanager

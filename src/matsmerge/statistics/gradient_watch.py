@@ -137,13 +137,13 @@ class GradientWatch:
     # forward
 
     def _record(self, name: str, module: nn.Module, x: Tensor, output: Tensor) -> Tensor:
-        examples, dtype = self.current.sequences, self.current.totals.dtype
+        seen = x.detach(), self.current.sequences, self.current.totals.dtype
         call: Call
         if name in self._maps:
-            call = MapCall(self._maps[name], x.detach(), examples, dtype)
+            call = MapCall(*seen, self._maps[name])
         else:
             assert isinstance(module, nn.LayerNorm)
-            call = NormCall(module, x.detach(), examples, dtype)
+            call = NormCall(*seen, module)
         self._calls[name].append(call)
         output = _differentiable(output)
         output.register_hook(lambda grad: self._arrive(name, call, grad.detach()))

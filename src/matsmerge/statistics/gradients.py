@@ -8,7 +8,7 @@ exactly, and only then is it squared. Gradients are computed a tile at a time an
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -44,34 +44,33 @@ class Examples:
         return torch.arange(len(self.numbers)).repeat_interleave(starts.diff()).to(device)
 
 
+@dataclass(eq=False)
 class Call(ABC):
     """One use of a module in a forward pass."""
 
-    grad: Tensor | None = None  # at the output, once it has arrived
+    x: Tensor
+    examples: Examples
+    dtype: torch.dtype
+    grad: Tensor | None = field(default=None, init=False)  # at the output, once it has arrived
 
-    def __init__(self, x: Tensor, examples: Examples, dtype: torch.dtype) -> None:
-        self.x = x
-        self.version = x._version
-        self.examples = examples
-        self.dtype = dtype
+    def __post_init__(self) -> None:
+        self.version = self.x._version
 
     @abstractmethod
     def vectors(self, attribute: str) -> Tensor:  # (examples, d)
         """Gradients of a vector parameter."""
 
     def per_sequence(self, values: Tensor) -> Tensor:  # (sequences, rows, d)
-        values = values.reshape(self.examples.num_sequences, -1, values.shape[-1])
-        return values.to(self.dtype) if values.is_floating_point() else values
+        if not values.is_floating_point():  # indices, each of which is a row
+            return values.reshape(self.examples.num_sequences, -1, 1)
+        return values.reshape(self.examples.num_sequences, -1, values.shape[-1]).to(self.dtype)
 
 
+@dataclass(eq=False)
 class NormCall(Call):
     """A use of `nn.LayerNorm`."""
 
-    def __init__(
-        self, module: nn.LayerNorm, x: Tensor, examples: Examples, dtype: torch.dtype
-    ) -> None:
-        super().__init__(x, examples, dtype)
-        self.module = module
+    module: nn.LayerNorm
 
     def vectors(self, attribute: str) -> Tensor:
         assert self.grad is not None
@@ -83,14 +82,11 @@ class NormCall(Call):
         return self.examples.of_sequences(rows.sum(1))
 
 
+@dataclass(eq=False)
 class MapCall(Call):
     """A use of a linear map. The weight's gradient is a product of left and right rows."""
 
-    def __init__(
-        self, linear_map: LinearMap, x: Tensor, examples: Examples, dtype: torch.dtype
-    ) -> None:
-        super().__init__(x, examples, dtype)
-        self.map = linear_map
+    map: LinearMap
 
     def output_rows(self) -> Tensor:  # (rows, out) or (groups, rows, out)
         assert self.grad is not None
@@ -136,17 +132,12 @@ class MapCall(Call):
         padding = self.map.module.padding_idx  # whose embedding torch gives no gradient
         return tokens != (-1 if padding is None else padding)
 
-    def per_sequence(self, values: Tensor) -> Tensor:
-        if self.map.layout == "embedding" and not values.is_floating_point():
-            return values.reshape(self.examples.num_sequences, -1, 1)
-        return super().per_sequence(values)
-
 
 def add_squares(total: Tensor, calls: Sequence[MapCall]) -> None:
     """Add the squared gradients of a weight that is used by these calls, over all examples."""
     examples = calls[0].examples
     layouts = {call.map.layout for call in calls}
-    total = calls[0].map.weight_matrix(total)
+    total = total.flatten(1)  # a view: of a convolution, the matrix that multiplies patches
     if len(calls) == 1 and layouts == {"embedding"}:
         _add_squares_of_lookup(total, calls[0])
         return

@@ -78,10 +78,6 @@ class LinearMap:
         for piece in x.split(num):
             yield self.input_rows(piece)
 
-    def weight_matrix(self, values: Tensor) -> Tensor:
-        """A weight, or something of its shape, as the matrix the map multiplies rows with."""
-        return values.flatten(1) if self.layout == "conv2d" else values
-
 
 def find_linear_map(name: str, module: nn.Module) -> LinearMap | None:
     """A module as a linear map, if it is one whose forward we know."""

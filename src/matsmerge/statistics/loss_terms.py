@@ -22,15 +22,11 @@ def loss_terms(result: Any, numbers: Sequence[int], options: CollectionOptions) 
     else:
         terms = iter([_losses(result, numbers, options)])
     for term in terms:
-        bad = (~term.detach().isfinite()).nonzero()[:, 0].tolist()
-        if bad:
-            raise NonFiniteError(
-                [
-                    f"example {numbers[n]}: its loss is {float(term[n].detach())}; look at the "
-                    "example, or use a wider dtype"
-                    for n in bad
-                ]
-            )
+        NonFiniteError.raise_all(
+            f"example {numbers[n]}: its loss is {float(term[n].detach())}; look at the example, or "
+            "use a wider dtype"
+            for n in (~term.detach().isfinite()).nonzero()[:, 0].tolist()
+        )
         yield term
 
 
@@ -61,17 +57,12 @@ def _check_targets(prediction: Prediction, numbers: Sequence[int]) -> None:
     wrong = (targets < 0) | (targets >= num_classes)
     if prediction.logits.ndim == 3:
         wrong = wrong & (targets != IGNORED)
-        nothing = (targets == IGNORED).all(1).nonzero()[:, 0].tolist()
-        if nothing:
-            raise DataError(
-                [f"example {numbers[n]}: has no target to predict; leave it out" for n in nothing]
-            )
-    if bool(wrong.any()):
-        bad = wrong.nonzero()
-        raise DataError(
-            [
-                f"example {numbers[where[0]]}: target {int(targets[tuple(where)])} is out of "
-                f"range, the model has {num_classes} classes"
-                for where in bad.tolist()[:10]
-            ]
+        DataError.raise_all(
+            f"example {numbers[n]}: has no target to predict; leave it out"
+            for n in (targets == IGNORED).all(1).nonzero()[:, 0].tolist()
         )
+    DataError.raise_all(
+        f"example {numbers[where[0]]}: target {int(targets[tuple(where)])} is out of range, the "
+        f"model has {num_classes} classes"
+        for where in wrong.nonzero().tolist()[:10]
+    )

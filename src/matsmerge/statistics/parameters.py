@@ -55,13 +55,11 @@ def find_parameters(model: nn.Module, patterns: Sequence[str]) -> dict[str, Owne
             "no parameter of the model requires gradients; those that statistics are wanted of "
             "must (parameter.requires_grad_())"
         )
-    problems = []
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in trainable):
-            hint = closest(pattern, trainable)
-            problems.append(f"parameters: '{pattern}' matches no trainable parameter{hint}")
-    if problems:
-        raise RecipeError(problems)
+    RecipeError.raise_all(
+        f"parameters: '{pattern}' matches no trainable parameter{closest(pattern, trainable)}"
+        for pattern in patterns
+        if not any(fnmatchcase(name, pattern) for name in trainable)
+    )
     return {
         name: owned
         for name, owned in trainable.items()

@@ -10,9 +10,10 @@ from types import FrameType
 
 from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.checkpoints.stored import StoredCheckpoint
-from matsmerge.errors import AnotherRunError, MatsError, OutputError, StatisticsError
+from matsmerge.errors import AnotherRunError, MatsError, StatisticsError
 from matsmerge.files.guarded_files import parse_as, parse_json
 from matsmerge.files.whole_outputs import temporary_path
+from matsmerge.problems import reworded
 from matsmerge.statistics.collection import Collection, CollectionState
 from matsmerge.statistics.statistics_file import write_arrays
 from matsmerge.statistics.totals import State
@@ -47,15 +48,10 @@ class PartialFile:
             where = "its header"
             parsed = parse_json(content, where, StatisticsError)
             saved = parse_as(parsed, _Interrupted, where, StatisticsError)
-            if saved.identity != self._identity:
-                raise AnotherRunError(
-                    f"{self.path}: the interrupted collection was of another model, other data or "
-                    "other options; start anew with --overwrite"
-                )
-            arrays = StoredCheckpoint(str(self.path), [self.path], None)
-            collection.restore(saved.state, arrays)
-        except AnotherRunError:
-            raise
+            if saved.identity == self._identity:
+                arrays = StoredCheckpoint(str(self.path), [self.path], None)
+                collection.restore(saved.state, arrays)
+                return saved.state.num_batches
         except MatsError as error:
             raise StatisticsError(
                 [
@@ -64,22 +60,18 @@ class PartialFile:
                     for problem in error.problems
                 ]
             ) from error
-        return saved.state.num_batches
+        raise AnotherRunError(
+            f"{self.path}: the interrupted collection was of another model, other data or other "
+            "options; start anew with --overwrite"
+        )
 
     def save(self, collection: Collection) -> None:
         """Keep all that is done; it does not change what comes of it."""
         state, arrays = collection.state()
         content = _Interrupted(identity=self._identity, state=state).model_dump_json()
-        try:
+        kept = "what was kept before is still there, " if self.path.exists() else ""
+        with reworded(after=f"; {kept}make room and continue with --resume"):
             write_arrays(self.path, arrays, {_METADATA_KEY: content})
-        except OutputError as error:
-            kept = "what was kept before is still there, " if self.path.exists() else ""
-            raise OutputError(
-                [
-                    f"{problem}; {kept}make room and continue with --resume"
-                    for problem in error.problems
-                ]
-            ) from error
         self._saved_at = time.monotonic()
 
     @property

@@ -7,6 +7,7 @@ treats examples apart, and costs little for norms, scales and embeddings of posi
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,25 +18,21 @@ from matsmerge.statistics.gradients import Examples
 from matsmerge.statistics.structure import check_unchanged, result_tensors, spread
 
 
+@dataclass(eq=False)
 class ReplayCall:
     """One use of a module, with all it was given and all it gave."""
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        arguments: tuple[Any, Any],
-        split: Sequence[bool],
-        examples: Examples,
-    ) -> None:
-        self.name = name
-        self.module = module
-        self.leaves, self.spec = tree_flatten(arguments)
-        self.versions = [t._version if isinstance(t, Tensor) else 0 for t in self.leaves]
-        self.split = split  # which leaves have a part for each sequence
-        self.examples = examples
+    name: str
+    module: nn.Module
+    arguments: tuple[Any, Any]  # positional, and by name
+    split: Sequence[bool]  # which leaves of the arguments have a part for each sequence
+    examples: Examples
+    grads: dict[int, Tensor] = field(default_factory=dict)  # at float outputs, as they arrive
+
+    def __post_init__(self) -> None:
+        self._leaves, self._spec = tree_flatten(self.arguments)
+        self._versions = [t._version if isinstance(t, Tensor) else 0 for t in self._leaves]
         self._num_outputs = 0
-        self.grads: dict[int, Tensor] = {}  # at floating point outputs, as they arrive
 
     def watch(self, output: Tensor) -> Tensor:
         """A copy of an output for others to use; the gradient that arrives at it is kept.
@@ -54,7 +51,7 @@ class ReplayCall:
     def gradients(self, parameters: Sequence[Tensor], n: int) -> list[Tensor]:
         """The gradients of one example."""
         start, stop = self.examples.starts[n : n + 2]
-        for leaf, version in zip(self.leaves, self.versions, strict=True):
+        for leaf, version in zip(self._leaves, self._versions, strict=True):
             if isinstance(leaf, Tensor):
                 check_unchanged(self.name, leaf, version)
 
@@ -66,8 +63,8 @@ class ReplayCall:
             each = len(leaf) // self.examples.num_sequences
             return leaf.detach()[start * each : stop * each]
 
-        arguments = [part(*leaf) for leaf in zip(self.leaves, self.split, strict=True)]
-        args, kwargs = tree_unflatten(arguments, self.spec)
+        arguments = [part(*leaf) for leaf in zip(self._leaves, self.split, strict=True)]
+        args, kwargs = tree_unflatten(arguments, self._spec)
         with requiring_gradients(parameters):
             with torch.enable_grad():
                 result = result_tensors(self.module(*args, **kwargs))

@@ -1,6 +1,6 @@
 """A batch as the user gave it, and what must be known of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,12 +35,6 @@ class ShownBatch(Batch):
     def is_padded(self) -> tuple[bool, ...]:
         """Which of the masks mask anything."""
         return tuple(not bool(mask.all()) for mask in self.row_masks)
-
-    def take(self, chosen: Sequence[int]) -> "ShownBatch":
-        """A batch of some of these examples, each as often as it is chosen."""
-        taken = super().take(chosen)
-        assert isinstance(taken, ShownBatch)
-        return taken
 
     def few(self, num_examples: int) -> "ShownBatch":
         """Some of these examples; the first ones again if there are not so many.
@@ -114,5 +108,4 @@ def _check_masks(shown: ShownBatch) -> None:
             f"example {shown.examples[n]}: all of it is masked as padding; leave it out of the data"
             for n in example[empty].unique().tolist()
         ]
-    if problems:
-        raise DataError(problems)
+    DataError.raise_all(problems)

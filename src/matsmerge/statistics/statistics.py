@@ -129,12 +129,7 @@ class Statistics:
                 f"the mean input of '{module}' was not kept, which joining its bias needs; "
                 "collect without --no-bias"
             )
-        mean = self.stored(f"mean/{leader}", of)
-        joined = gram.new_ones(*gram.shape[:-2], gram.shape[-1] + 1, gram.shape[-1] + 1)
-        joined[..., :-1, :-1] = gram
-        joined[..., :-1, -1] = mean
-        joined[..., -1, :-1] = mean
-        return joined
+        return _with_constant(gram, self.stored(f"mean/{leader}", of), gram.shape[-1])
 
     def pairs(self, module: str, of: str = MAIN, *, bias: bool = False) -> Tensor | None:
         """Second moment of [z; δ], where a map was watched beside a model's own; None elsewhere.
@@ -147,14 +142,9 @@ class Statistics:
         pairs = self.array(f"pairs/{leader}", of)
         if not bias:
             return pairs
-        d = pairs.shape[-1] // 2
-        kept = [*range(d), *range(d + 1, 2 * d + 1)]  # between them is the constant
-        joined = pairs.new_zeros(*pairs.shape[:-2], 2 * d + 2, 2 * d + 2)
-        joined[..., torch.tensor(kept)[:, None], torch.tensor(kept)] = pairs
         mean = self.stored(f"pairs_mean/{leader}", of)
-        joined[..., kept, d] = joined[..., d, kept] = mean
-        joined[..., d, d] = 1
-        return joined
+        joined = _with_constant(pairs, mean, pairs.shape[-1] // 2)
+        return torch.nn.functional.pad(joined, (0, 1, 0, 1))
 
     def output_factor(self, module: str, of: str = MAIN) -> Tensor:
         """Second moment of the gradients at a map's outputs, summed over an example's rows."""
@@ -171,6 +161,14 @@ class Statistics:
     def parameters(self, kind: str) -> list[str]:
         """The parameters that have a kind of statistic."""
         return KINDS[kind].parameters(self.header)
+
+
+def _with_constant(moment: Tensor, mean: Tensor, at: int) -> Tensor:
+    """The second moment of rows that have a constant 1 inserted at a place."""
+    rows = torch.cat([moment[..., :at, :], mean[..., None, :], moment[..., at:, :]], -2)
+    ones = mean.new_ones(*mean.shape[:-1], 1)
+    column = torch.cat([mean[..., :at], ones, mean[..., at:]], -1)[..., None]
+    return torch.cat([rows[..., :at], column, rows[..., at:]], -1)
 
 
 def in_memory(header: Header, arrays: Mapping[str, Tensor]) -> Statistics:

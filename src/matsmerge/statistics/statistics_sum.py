@@ -1,5 +1,7 @@
 """Statistics of the same model on different data, added up."""
 
+from collections.abc import Iterator
+
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
@@ -18,28 +20,21 @@ def combine(parts: list[Statistics], *, force: bool = False) -> Statistics:
     """
     if not parts:
         raise StatisticsError("there is nothing to combine")
-    first = parts[0]
-    problems = []
-    for part in parts[1:]:
-        problems += _differences(first, part, force=force)
-    if problems:
-        raise StatisticsError(problems)
+    first, *others = parts
+    StatisticsError.raise_all(p for part in others for p in _problems(first, part, force=force))
     return add_up(parts)
 
 
 def add_up(parts: list[Statistics]) -> Statistics:
     """`combine` for parts that are known to belong together."""
-    first = parts[0]
     leaders = _common_leaders([part.header.maps for part in parts])
     totals: dict[str, Totals] = {}
     for part in parts:
         for name in part.header.sets:
             own = _regroup(totals_of(part, name), part.header.maps, leaders)
-            if name in totals:
+            if totals.setdefault(name, own) is not own:
                 totals[name].add(own)
-            else:
-                totals[name] = own
-    header = first.header.model_copy(
+    header = parts[0].header.model_copy(
         update={
             "data": tuple(dict.fromkeys(origin for part in parts for origin in part.header.data)),
             "maps": _maps(parts, leaders),
@@ -60,36 +55,33 @@ def statistics_of(header: Header, totals: dict[str, Totals]) -> Statistics:
     return in_memory(header.model_copy(update={"sets": described, "forms": forms}), arrays)
 
 
-def _differences(first: Statistics, other: Statistics, *, force: bool) -> list[str]:
+def _problems(first: Statistics, other: Statistics, *, force: bool) -> Iterator[str]:
+    """What speaks against adding one to the other."""
     a, b = first.header, other.header
     labels = f"{first.arrays.label} and {other.arrays.label}"
-    problems = []
     if a.model.fingerprint != b.model.fingerprint and not force:
-        problems.append(
+        yield (
             f"{labels}: collected from different models, '{a.model.name}' "
             f"({a.model.fingerprint[:16]}) and '{b.model.name}' ({b.model.fingerprint[:16]}); "
             "add them all the same with --force"
         )
     twice = {o.fingerprint for o in a.data} & {o.fingerprint for o in b.data} - {""}
     if twice and not force:
-        problems.append(
+        yield (
             f"{labels}: collected on the same data, which would count twice; add them all the "
             "same with --force"
         )
     shapes = _shapes(first), _shapes(other)
     unlike = [n for n in shapes[0] if shapes[1].get(n, shapes[0][n]) != shapes[0][n]]
     if unlike:
-        problems.append(
+        yield (
             f"{labels}: of models of different shapes, '{unlike[0]}' has {shapes[0][unlike[0]]} "
             f"and {shapes[1][unlike[0]]} values"
         )
     for key in sorted({*CollectionOptions.model_fields} - {"held_out", "seed"}):
         ours, theirs = getattr(a.options, key), getattr(b.options, key)
         if ours != theirs:
-            problems.append(
-                f"{labels}: collected with different options, {key} is {ours} and {theirs}"
-            )
-    return problems
+            yield f"{labels}: collected with different options, {key} is {ours} and {theirs}"
 
 
 def _shapes(statistics: Statistics) -> dict[str, int]:
@@ -130,23 +122,18 @@ def _maps(parts: list[Statistics], leaders: dict[str, str]) -> tuple[Map, ...]:
     for part in parts:
         for m in part.header.maps:
             before = found.get(m.module, m)
+            outputs = m.outputs or before.outputs
             found[m.module] = m.model_copy(
-                update={
-                    "inputs": leaders.get(m.module),
-                    "outputs": m.outputs or before.outputs,
-                }
+                update={"inputs": leaders.get(m.module), "outputs": outputs}
             )
     return tuple(found.values())
 
 
 def _without(headers: list[Header]) -> dict[str, dict[str, str]]:
     """What no part has."""
-    first = headers[0].without
     return {
         kind: {
-            p: why
-            for p, why in of_kind.items()
-            if all(p in h.without.get(kind, {}) for h in headers)
+            p: why for p, why in own.items() if all(p in h.without.get(kind, {}) for h in headers)
         }
-        for kind, of_kind in first.items()
+        for kind, own in headers[0].without.items()
     }

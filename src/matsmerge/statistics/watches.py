@@ -7,9 +7,10 @@ example is run alone; slower, but right for any model.
 """
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import nn
 
 from matsmerge.checkpoints.checkpoint import first_line
@@ -20,20 +21,31 @@ from matsmerge.statistics.loss_terms import loss_terms
 from matsmerge.statistics.replay import requiring_gradients
 from matsmerge.statistics.row_masks import RowMasks
 from matsmerge.statistics.shown_batch import ShownBatch
-from matsmerge.statistics.statistics import MAIN
+from matsmerge.statistics.statistics import MAIN, Count
 from matsmerge.statistics.structure import find_structure, widen
-from matsmerge.statistics.totals import Totals
+from matsmerge.statistics.totals import State, Totals
+
+
+class Lesson(State, frozen=False):
+    """What was learnt from a batch of how the model treats batches that are padded like it."""
+
+    batch: Annotated[Count, Field(ge=1)]  # the first such batch, counted from 1
+    is_padded: list[bool]
+    is_one_by_one: bool  # it gives other values in a batch than for single examples
+    is_tried_out: bool  # that was seen on two different examples
 
 
 class Watches:
-    """Adds batches that are padded alike to totals; to be tried out first."""
+    """Adds batches that are padded alike to totals; to be tried out first.
 
-    def __init__(self, subject: Subject, shown: ShownBatch, number: int, hooks: ExitStack) -> None:
+    The first of these batches shows how the model uses its modules.
+    """
+
+    def __init__(
+        self, subject: Subject, shown: ShownBatch, lesson: Lesson, hooks: ExitStack
+    ) -> None:
         self._subject = subject
-        self.number = number  # of the batch that it learns from
-        self.is_one_by_one = False
-        self.is_tried_out = False
-        self.notes: list[str] = []
+        self.lesson = lesson
 
         def run(num_examples: int) -> tuple[Any, int]:
             few = shown.few(num_examples)
@@ -52,26 +64,25 @@ class Watches:
     @property
     def handled(self) -> set[str]:
         """The parameters whose gradients are known for single examples."""
-        return set(self._subject.parameters) if self.is_one_by_one else self._gradients.handled
+        if self.lesson.is_one_by_one:
+            return set(self._subject.parameters)
+        return self._gradients.handled
 
     def add(self, shown: ShownBatch, totals: Totals) -> None:
         """Run the model on a batch and add what it does."""
-        if not self.is_one_by_one:
+        if not self.lesson.is_one_by_one:
             self._add(shown, totals)
             return
         for n in range(len(shown.examples)):
             self._add(shown.take([n]), totals, is_alone=True)
 
     def _refuse_elsewhere(self) -> None:
-        if self._gradients.elsewhere:
-            raise RecipeError(
-                [
-                    f"parameter '{name}': is kept on disk or in memory until it is used, so its "
-                    "Fisher information cannot be taken; put the model on one device, leave it "
-                    "out with --parameters, or collect gram or kfac"
-                    for name in self._gradients.elsewhere[:10]
-                ]
-            )
+        RecipeError.raise_all(
+            f"parameter '{name}': is kept on disk or in memory until it is used, so its Fisher "
+            "information cannot be taken; put the model on one device, leave it out with "
+            "--parameters, or collect gram or kfac"
+            for name in self._gradients.elsewhere[:10]
+        )
 
     def _refuse_unseen(self, hooks: ExitStack) -> None:
         """Have a module that none of the few examples used stop the run when it is used after all.
@@ -92,14 +103,16 @@ class Watches:
             module = self._subject.model.get_submodule(name)
             hooks.callback(module.register_forward_pre_hook(refuse).remove)
 
-    def try_out(self, shown: ShownBatch) -> None:
+    def try_out(self, shown: ShownBatch) -> list[str]:
         """See whether two examples give the same together and alone; if not, go one by one.
 
         A batch of one example, shown twice, is no proof; a later batch is then tried as well.
+        Returns what the user should know.
         """
-        self.is_tried_out = len(shown.examples) > 1
-        if self.is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
-            return
+        lesson = self.lesson
+        lesson.is_tried_out = len(shown.examples) > 1
+        if lesson.is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
+            return []
         two, dtype = shown.few(2), self._subject.totals[MAIN].dtype
         together, alone = Totals(dtype, is_sketch=True), Totals(dtype, is_sketch=True)
         problem = None
@@ -115,13 +128,14 @@ class Watches:
             differing = together.differences(alone, _precision(self._subject.model))
         else:
             differing = [f"shapes ({problem})"]
-        if differing:
-            self.is_one_by_one = True
-            more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
-            self.notes.append(
-                "examples are run one at a time, which is slower: in a batch this model gives "
-                f"other {differing[0]}{more}"
-            )
+        if not differing:
+            return []
+        lesson.is_one_by_one = True
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        return [
+            "examples are run one at a time, which is slower: in a batch this model gives other "
+            f"{differing[0]}{more}"
+        ]
 
     def _add(self, shown: ShownBatch, totals: Totals, *, is_alone: bool = False) -> None:
         """Run a batch in one go, or an example that `is_alone` with gradients from autograd."""

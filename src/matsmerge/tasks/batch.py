@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ class Batch:
             tokens=moved(self.tokens),
         )
 
-    def take(self, chosen: Sequence[int]) -> "Batch":
+    def take(self, chosen: Sequence[int]) -> Self:
         """The batch of some of its examples, each as often as it is chosen."""
         starts = self.first_sequences
         sequences = [s for n in chosen for s in range(starts[n], starts[n + 1])]
