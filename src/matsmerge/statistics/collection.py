@@ -22,8 +22,7 @@ from matsmerge.statistics.parameters import Owned, find_maps, find_parameters, j
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Count, Header, Origin, Statistics
-from matsmerge.statistics.statistics_sum import statistics_of
-from matsmerge.statistics.totals import SetState, State, Totals
+from matsmerge.statistics.totals import SetState, State, Totals, statistics_of
 from matsmerge.statistics.watches import Lesson, Watches
 from matsmerge.tasks.batch import Batch
 from matsmerge.version import versions

@@ -119,19 +119,22 @@ def run(
     """
     told = listener(progress)
     process = this_process()
-    partial, identity = None, ""
+    partial = None
     if output is not None:
         identity = _identity(output, collection.options, model, data, process, plan)
-        partial = PartialFile(output.path, f"{identity} {process.suffix}", process.suffix)
+        partial = PartialFile(output.path, identity, process.suffix)
         if output.resume and not output.overwrite and output.path.exists():
             assert data.fingerprint, "batches that nobody can tell from others"
-            return _finished(output.path, identity, partial)
+            return _finished(output.path, partial)
     interruption = Interruption()
     with collection.running(), interruption.watching():
         waiting = iter(batches)
         num_done = 0
         if output is not None and partial is not None:
-            num_done = partial.load(collection) if output.resume else partial.remove()
+            if output.resume:
+                num_done = partial.load(collection)
+            else:
+                partial.remove()
         told.stage("collecting", num_examples, "examples", collection.num_examples)
         if partial is not None:
             _skip(collection, num_done, waiting, interruption, partial.path)
@@ -148,7 +151,7 @@ def run(
         total = add_over_processes(collection.statistics(model, (data,)))
         if output is not None and partial is not None and process.is_first:
             try:
-                save_statistics(total, output.path, output.dtype, identity=identity)
+                save_statistics(total, output.path, output.dtype, identity=partial.identity)
             except OutputError:
                 with contextlib.suppress(OutputError):
                     partial.save(collection)
@@ -167,8 +170,7 @@ def _skip(
     path: Path,
 ) -> None:
     """Pass over the batches that are done, which must be as many and as large as they were."""
-    num_examples = 0
-    num_batches = 0
+    num_batches, num_examples = 0, 0
     for _, item in islice(batches, num_done):
         try:
             collection.skip(item)
@@ -185,9 +187,9 @@ def _skip(
         )
 
 
-def _finished(path: Path, identity: str, partial: PartialFile) -> Statistics:
+def _finished(path: Path, partial: PartialFile) -> Statistics:
     """What this very collection wrote, if it was killed just before it could tidy up."""
-    if read_identity(path) != identity:
+    if read_identity(path) != partial.identity:
         raise OutputError(
             f"{path}: exists already, and is of another model, other data or other options; "
             "replace it with --overwrite"

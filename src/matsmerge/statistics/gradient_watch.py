@@ -145,7 +145,9 @@ class GradientWatch:
             assert isinstance(module, nn.LayerNorm)
             call = NormCall(*seen, module)
         self._calls[name].append(call)
-        output = _differentiable(output)
+        if not output.requires_grad:
+            # A copy to which gradients flow, and which the model's code may change in place.
+            output = output.detach().requires_grad_().clone()
         output.register_hook(lambda grad: self._arrive(name, call, grad.detach()))
         return output
 
@@ -252,11 +254,3 @@ def _by_module(modules: Mapping[str, Iterable[str]]) -> dict[str, list[str]]:
         for module in own:
             found[module].append(name)
     return dict(found)
-
-
-def _differentiable(output: Tensor) -> Tensor:
-    """The output itself if gradients flow to it, else a copy to which they do.
-
-    A copy, so that the model's code may go on to change it in place.
-    """
-    return output if output.requires_grad else output.detach().requires_grad_().clone()

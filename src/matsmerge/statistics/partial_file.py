@@ -30,11 +30,15 @@ class _Interrupted(State):
 
 
 class PartialFile:
-    """The hidden file beside an output. `identity` says what collection it belongs to."""
+    """The hidden file beside an output, one for each process.
+
+    `identity` says what collection it belongs to.
+    """
 
     def __init__(self, target: Path, identity: str, process: str = "") -> None:
         self.path = partial_path(target, process)
-        self._identity = identity
+        self.identity = identity
+        self._of_process = f"{identity} {process}"
         self._saved_at = time.monotonic()
 
     def load(self, collection: Collection) -> int:
@@ -48,7 +52,7 @@ class PartialFile:
             where = "its header"
             parsed = parse_json(content, where, StatisticsError)
             saved = parse_as(parsed, _Interrupted, where, StatisticsError)
-            if saved.identity == self._identity:
+            if saved.identity == self._of_process:
                 arrays = StoredCheckpoint(str(self.path), [self.path], None)
                 collection.restore(saved.state, arrays)
                 return saved.state.num_batches
@@ -68,7 +72,7 @@ class PartialFile:
     def save(self, collection: Collection) -> None:
         """Keep all that is done; it does not change what comes of it."""
         state, arrays = collection.state()
-        content = _Interrupted(identity=self._identity, state=state).model_dump_json()
+        content = _Interrupted(identity=self._of_process, state=state).model_dump_json()
         kept = "what was kept before is still there, " if self.path.exists() else ""
         with reworded(after=f"; {kept}make room and continue with --resume"):
             write_arrays(self.path, arrays, {_METADATA_KEY: content})
@@ -78,11 +82,10 @@ class PartialFile:
     def is_due(self) -> bool:
         return time.monotonic() - self._saved_at > _SECONDS_BETWEEN
 
-    def remove(self) -> int:
-        """Forget all that is done; returns the number of batches that then are, none."""
+    def remove(self) -> None:
+        """Forget all that is done."""
         self.path.unlink(missing_ok=True)
         temporary_path(self.path).unlink(missing_ok=True)  # of a run that was killed
-        return 0
 
 
 def partial_path(target: Path, process: str = "") -> Path:

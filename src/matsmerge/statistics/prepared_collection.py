@@ -80,29 +80,21 @@ def prepare(
             f"held_out: {options.held_out} of {len(order)} examples is {num_held_out}; both sets "
             "need at least one"
         )
-    held_out = set(order[:num_held_out])
-    sets: dict[str, list[Encoded]] = {MAIN: [], HELD_OUT: []}
-    for i, example in enumerate(encoded):
-        sets[HELD_OUT if i in held_out else MAIN].append(example)
+    sets = {MAIN: sorted(order[num_held_out:]), HELD_OUT: sorted(order[:num_held_out])}
     batches = []
-    for name, chosen in sets.items():
-        lengths = [example.length for example in chosen]
+    for of, chosen in sets.items():
+        lengths = [encoded[i].length for i in chosen]
         for batch in make_batches(lengths, choice.batch_size, choice.max_tokens):
-            batches.append((name, [chosen[i] for i in batch]))
+            batches.append((of, [encoded[chosen[i]] for i in batch]))
     process = this_process()
-    rows = [data.rows[n] for n in numbers]
+    model, rows = loaded.checkpoint, [data.rows[n] for n in numbers]
+    of_rows = fingerprint_rows(rows, data.folder)
     return PreparedCollection(
         Collection(loaded.model, options, loaded.task.predict, loaded.names),
         loaded,
         batches[process.rank :: process.num_processes],
-        Origin(
-            name=public_name(loaded.checkpoint.label), fingerprint=fingerprint(loaded.checkpoint)
-        ),
-        Origin(
-            name=public_name(data.name),
-            fingerprint=fingerprint_rows(rows, data.folder),
-            split=data.split,
-        ),
+        Origin(name=public_name(model.label), fingerprint=fingerprint(model)),
+        Origin(name=public_name(data.name), fingerprint=of_rows, split=data.split),
         _describe_plan(loaded, batches),
         notes,
     )
@@ -129,9 +121,8 @@ def _missing_labels(data: Data, numbers: list[int], choice: Choice) -> list[str]
         return []
     everywhere = {str(row.get(column)) for row in data.rows}
     missing = everywhere - {str(data.rows[n].get(column)) for n in numbers}
-    if not missing:
-        return []
-    return [
+    note = (
         f"{data.name}: the {len(numbers)} examples used have none of {len(missing)} of the "
         f"{len(everywhere)} labels; is the file sorted? --shuffle draws examples at random"
-    ]
+    )
+    return [note] if missing else []

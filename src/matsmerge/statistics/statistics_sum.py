@@ -1,15 +1,17 @@
 """Statistics of the same model on different data, added up."""
 
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
-from matsmerge.statistics.kinds.statistic import Form, InputStatistic
-from matsmerge.statistics.statistics import Header, Map, Statistics, in_memory
-from matsmerge.statistics.totals import Totals, totals_of
+from matsmerge.statistics.kinds.statistic import Form, InputStatistic, Statistic, Stored
+from matsmerge.statistics.statistics import Header, Map, Set, Statistics, in_memory
 
 
 def combine(parts: list[Statistics], *, force: bool = False) -> Statistics:
@@ -25,34 +27,81 @@ def combine(parts: list[Statistics], *, force: bool = False) -> Statistics:
     return add_up(parts)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a part has statistics of a map or parameter, whose name in other parts may differ."""
+
+    part: Statistics
+    of: str  # the set
+    name: str
+
+    def count(self, kind: Statistic[Any]) -> int:
+        """How many rows or examples the mean is over."""
+        described = self.part.header.sets[self.of]
+        if kind.is_per_row:
+            return described.num_rows[f"{kind.array}/{self.name}"]
+        return described.num_examples
+
+    def has(self, array: str) -> bool:
+        return self.part.has(f"{array}/{self.name}", self.of)
+
+    def sum(self, kind: Statistic[Any], array: str) -> Stored:
+        """What the mean was made from; gradients of single examples are as they were."""
+        key = f"{array}/{self.name}"
+        values = self.part.stored(key, self.of).double()
+        form = self.part.header.forms[f"{self.of}/{key}"]
+        return (values if form == "rows" else values * self.count(kind)), form
+
+
 def add_up(parts: list[Statistics]) -> Statistics:
     """`combine` for parts that are known to belong together."""
     leaders = _common_leaders([part.header.maps for part in parts])
-    totals: dict[str, Totals] = {}
-    for part in parts:
-        for name in part.header.sets:
-            own = _regroup(totals_of(part, name), part.header.maps, leaders)
-            if totals.setdefault(name, own) is not own:
-                totals[name].add(own)
-    header = parts[0].header.model_copy(
-        update={
-            "data": tuple(dict.fromkeys(origin for part in parts for origin in part.header.data)),
-            "maps": _maps(parts, leaders),
-            "without": _without([part.header for part in parts]),
-        }
-    )
-    return statistics_of(header, totals)
-
-
-def statistics_of(header: Header, totals: dict[str, Totals]) -> Statistics:
-    """Statistics of running totals; the header says all that the totals do not."""
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
-    for name, of_set in totals.items():
-        for key, values, form in of_set.arrays():
-            arrays[f"{name}/{key}"], forms[f"{name}/{key}"] = values, form
-    described = {name: of_set.description() for name, of_set in totals.items()}
-    return in_memory(header.model_copy(update={"sets": described, "forms": forms}), arrays)
+    sets: dict[str, Set] = {}
+    for of in dict.fromkeys(of for part in parts for of in part.header.sets):
+        having = [part for part in parts if of in part.header.sets]
+        num_examples = sum(part.header.sets[of].num_examples for part in having)
+        num_rows: dict[str, int] = {}
+        for kind in KINDS.values():
+            for name, places in _places(kind, having, of, leaders).items():
+                count = num_examples
+                if kind.is_per_row:
+                    count = num_rows[f"{kind.array}/{name}"] = sum(p.count(kind) for p in places)
+                for array in kind.arrays:
+                    if all(place.has(array) for place in places):
+                        total, form = kind.add_up([place.sum(kind, array) for place in places])
+                        key = f"{of}/{array}/{name}"
+                        arrays[key] = total if form == "rows" else total / count
+                        forms[key] = form
+        sets[of] = Set(num_examples=num_examples, num_rows=num_rows)
+    changes = {
+        "data": tuple(dict.fromkeys(origin for part in parts for origin in part.header.data)),
+        "maps": _maps(parts, leaders),
+        "without": _without([part.header for part in parts]),
+        "sets": sets,
+        "forms": forms,
+    }
+    return in_memory(parts[0].header.model_copy(update=changes), arrays)
+
+
+def _places(
+    kind: Statistic[Any], parts: list[Statistics], of: str, leaders: dict[str, str]
+) -> dict[str, list[_Place]]:
+    """The maps or parameters that have a statistic, each with where the parts have it."""
+    found: dict[str, list[_Place]] = defaultdict(list)
+    for part in parts:
+        if isinstance(kind, InputStatistic):
+            maps = [m for m in part.header.maps if leaders.get(m.module) == m.module]
+            names = [(m.module, m.inputs) for m in maps if m.inputs is not None]
+        else:
+            prefix = f"{of}/{kind.array}/"
+            keys = [key for key in part.header.forms if key.startswith(prefix)]
+            names = [(name, name) for name in (key.removeprefix(prefix) for key in keys)]
+        for name, own in names:
+            if part.has(f"{kind.array}/{own}", of):
+                found[name].append(_Place(part, of, own))
+    return found
 
 
 def _problems(first: Statistics, other: Statistics, *, force: bool) -> Iterator[str]:
@@ -102,19 +151,6 @@ def _common_leaders(all_maps: list[tuple[Map, ...]]) -> dict[str, str]:
         for m, key in keys.items()
         if any(name is not None for name in key)
     }
-
-
-def _regroup(totals: Totals, maps: tuple[Map, ...], leaders: dict[str, str]) -> Totals:
-    """Sums under the names of the common groups."""
-    for kind in KINDS.values():
-        if isinstance(kind, InputStatistic):
-            before = totals.of(kind)
-            totals.sums[kind.name] = {
-                m.module: before[m.inputs].clone()
-                for m in maps
-                if leaders.get(m.module) == m.module and m.inputs in before
-            }
-    return totals
 
 
 def _maps(parts: list[Statistics], leaders: dict[str, str]) -> tuple[Map, ...]:

@@ -21,7 +21,7 @@ from matsmerge.statistics.kinds.statistic import (
 )
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
-from matsmerge.statistics.statistics import Count, Set, Statistics
+from matsmerge.statistics.statistics import Count, Header, Set, Statistics, in_memory
 
 
 class State(BaseModel):
@@ -146,29 +146,17 @@ class Totals:
     def differences(self, other: "Totals", precision: float) -> list[str]:
         """What is not the same but for rounding, when both are sums over the same examples."""
         found = []
+        nothing = torch.zeros((), dtype=torch.float64)  # where only one of them has a sum
         for kind in KINDS.values():
             mine = {name: total.comparable().double() for name, total in self.of(kind).items()}
             yours = {name: total.comparable().double() for name, total in other.of(kind).items()}
             largest = max((float(v.norm()) for v in (*mine.values(), *yours.values())), default=0.0)
-            for name in dict.fromkeys([*mine, *yours]):
-                a, b = mine.get(name), yours.get(name)
-                size = max(float(v.norm()) for v in (a, b) if v is not None)
-                if a is not None and b is not None:
-                    error = float((a - b).norm())
-                else:
-                    error = size  # one has it, and the other has nothing
+            for name in {**mine, **yours}:
+                a, b = mine.get(name, nothing), yours.get(name, nothing)
+                error, size = float((a - b).norm()), max(float(a.norm()), float(b.norm()))
                 if error > 3 * precision**0.5 * size + precision * largest:
                     found.append(f"{kind.watches} of '{name}'")
         return found
-
-    def add(self, other: "Totals") -> None:
-        """Add the sums of other examples of the same model."""
-        for kind in KINDS.values():
-            own = self.of(kind)
-            for name, theirs in other.of(kind).items():
-                if own.setdefault(name, theirs) is not theirs:
-                    own[name].add_sum(theirs)
-        self.num_examples += other.num_examples
 
     def share(self, leader: str, members: list[str]) -> None:
         """Give each of several maps that shared an input a sum of its own."""
@@ -189,21 +177,12 @@ class Totals:
         return Totals(self.dtype, self.num_examples, sums=sums)
 
 
-def totals_of(statistics: Statistics, of: str) -> Totals:
-    """The sums that a set of statistics was made from, in float64."""
-    forms, described = statistics.header.forms, statistics.header.sets[of]
-    totals = Totals(torch.float64, described.num_examples)
-
-    def summed(key: str, count: int) -> tuple[Tensor, Form]:
-        values, form = statistics.stored(key, of).double(), forms[f"{of}/{key}"]
-        return (values if form == "rows" else values * count), form
-
-    for kind in KINDS.values():
-        prefix = f"{of}/{kind.array}/"
-        for name in [key.removeprefix(prefix) for key in forms if key.startswith(prefix)]:
-            num_rows = described.num_rows[f"{kind.array}/{name}"] if kind.is_per_row else 0
-            count = num_rows if kind.is_per_row else described.num_examples
-            keys = [f"{array}/{name}" for array in kind.arrays]
-            sums = [summed(key, count) for key in keys if statistics.has(key, of)]
-            totals.of(kind)[name] = kind.of_sums(sums, num_rows)
-    return totals
+def statistics_of(header: Header, totals: dict[str, Totals]) -> Statistics:
+    """Statistics of all sets; the header says all that the totals do not."""
+    arrays: dict[str, Tensor] = {}
+    forms: dict[str, Form] = {}
+    for name, of_set in totals.items():
+        for key, values, form in of_set.arrays():
+            arrays[f"{name}/{key}"], forms[f"{name}/{key}"] = values, form
+    described = {name: of_set.description() for name, of_set in totals.items()}
+    return in_memory(header.model_copy(update={"sets": described, "forms": forms}), arrays)

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.triangle import UpperSum
+from matsmerge.linalg.triangle import UpperSum, triangle_dim, unpack_upper
 from matsmerge.statistics.kinds.moment_sum import MomentSum
 from matsmerge.statistics.kinds.statistic import (
     Arrays,
-    Form,
     GradientStatistic,
     Storage,
+    Stored,
     Sum,
     check_parts,
 )
@@ -49,14 +49,12 @@ class BlockSum(Sum):
             moment.add(some)
         self._moment, self._rows = moment, []
 
-    def add_sum(self, other: "BlockSum") -> None:
-        if other._moment is not None:
-            if self._moment is None:
-                self._become(MomentSum(UpperSum(other._moment.upper)), self._rows)
-            else:
-                self._moment.add_sum(other._moment)
-        for rows in other._rows:
-            self.add(rows)
+    def add_triangle(self, packed: Tensor) -> None:  # (d (d + 1) / 2,)
+        """Add a sum of other gradients."""
+        upper = unpack_upper(packed)
+        if self._moment is not None:
+            upper = self._moment.upper + upper
+        self._become(MomentSum(UpperSum(upper)), self._rows)
 
     def parts(self) -> dict[str, Tensor]:
         if self._moment is None:
@@ -72,20 +70,8 @@ class BlockSum(Sum):
             self._moment = MomentSum(UpperSum(torch.zeros(self._dim, self._dim, dtype=self._dtype)))
             self._moment.load(parts)
 
-    def sums(self) -> list[tuple[Tensor, Form]]:
+    def sums(self) -> list[Stored]:
         return [(torch.cat(self._rows), "rows")] if self._moment is None else self._moment.sums()
-
-    @classmethod
-    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> "BlockSum":
-        values, form = sums[0]
-        if form == "symmetric":
-            moment = MomentSum.of_sums(sums, num_rows)
-            block = cls(len(moment.upper), values.dtype)
-            block._moment = moment
-        else:
-            block = cls(values.shape[1], values.dtype)
-            block.add(values)
-        return block
 
     def comparable(self) -> Tensor:
         if self._moment is not None:
@@ -98,12 +84,22 @@ class FisherBlock(GradientStatistic):
 
     name = "block_fisher"
     arrays: ClassVar[Arrays] = {"block_fisher": ("symmetric", "rows")}
-    sum_type = BlockSum
     title = "blocks of the Fisher information"
     expected_reasons = (_NOT_A_VECTOR,)
 
     def new(self, target: Owned, storage: Storage) -> BlockSum:
         return BlockSum(target.parameter.numel(), storage.dtype)
+
+    def add_up(self, sums: Sequence[Stored]) -> Stored:
+        values, form = sums[0]
+        dim = values.shape[1] if form == "rows" else triangle_dim(len(values))
+        block = BlockSum(dim, values.dtype)
+        for values, form in sums:
+            if form == "rows":
+                block.add(values)
+            else:
+                block.add_triangle(values)
+        return block.sums()[0]
 
     def num_values(self, target: Owned) -> int:
         return target.parameter.numel()  # of each gradient, while there are few

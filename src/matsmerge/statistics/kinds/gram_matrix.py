@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.statistics.kinds.moment_sum import MomentStatistic
-from matsmerge.statistics.kinds.statistic import Arrays, Form, InputStatistic, Storage, Sum
+from matsmerge.statistics.kinds.statistic import Arrays, InputStatistic, Storage, Stored, Sum
 from matsmerge.statistics.kinds.tensor_sum import TensorSum
 from matsmerge.statistics.linear_maps import LinearMap
 
@@ -25,12 +25,8 @@ class TokenSum(TensorSum):
         self.total = self.total.to(counts.device) + counts
         self.num_rows += len(indices)
 
-    def sums(self) -> list[tuple[Tensor, Form]]:
+    def sums(self) -> list[Stored]:
         return [(self.total.double(), "diagonal")]
-
-    @classmethod
-    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> "TokenSum":
-        return cls(sums[0][0].round().long(), num_rows)
 
 
 class GramMatrix(MomentStatistic, InputStatistic):
@@ -49,9 +45,10 @@ class GramMatrix(MomentStatistic, InputStatistic):
             return TokenSum(torch.zeros(target.num_inputs, dtype=torch.long, device=storage.device))
         return super().new(target, storage)
 
-    def of_sums(self, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Sum:
-        is_of_tokens = sums[0][1] == "diagonal"
-        return (TokenSum if is_of_tokens else self.sum_type).of_sums(sums, num_rows)
+    def add_up(self, sums: Sequence[Stored]) -> Stored:
+        if sums[0][1] == "diagonal":  # counts of tokens, which were whole before they were means
+            sums = [(values.round(), form) for values, form in sums]
+        return super().add_up(sums)
 
     def num_values(self, target: LinearMap) -> int:
         return target.num_inputs if target.layout == "embedding" else super().num_values(target)

@@ -1,13 +1,13 @@
 """Sums of second moments, which several statistics are made of."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperSketch, UpperSum, pack_upper, unpack_upper
-from matsmerge.statistics.kinds.statistic import Form, MapStatistic, Storage, Sum, check_parts
+from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperSketch, UpperSum, pack_upper
+from matsmerge.statistics.kinds.statistic import MapStatistic, Storage, Stored, Sum, check_parts
 from matsmerge.statistics.linear_maps import LinearMap
 
 
@@ -27,12 +27,6 @@ class MomentSum(Sum):
         self._sum.add(rows, keep)
         self.num_rows += rows.shape[-2] if keep is None else len(keep)
 
-    def add_sum(self, other: "MomentSum") -> None:
-        first, others = self._sum.first, other._sum.first
-        joined = None if first is None or others is None else first + others
-        self._sum = UpperSum(self.upper + other.upper, joined)
-        self.num_rows += other.num_rows
-
     def parts(self) -> dict[str, Tensor]:
         return self._sum.parts()
 
@@ -47,14 +41,9 @@ class MomentSum(Sum):
         check_parts(parts, shapes, self.upper.dtype)
         self._sum = UpperSum.of_parts(parts)
 
-    def sums(self) -> list[tuple[Tensor, Form]]:
-        found: list[tuple[Tensor, Form]] = [(pack_upper(self.upper), "symmetric")]
+    def sums(self) -> list[Stored]:
+        found: list[Stored] = [(pack_upper(self.upper), "symmetric")]
         return found if self._sum.first is None else [*found, (self._sum.first, "full")]
-
-    @classmethod
-    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> "MomentSum":
-        (packed, _), *first = sums
-        return cls(UpperSum(unpack_upper(packed), first[0][0] if first else None), num_rows)
 
     def comparable(self) -> Tensor:
         return self._sum.comparable()
@@ -65,8 +54,6 @@ class MomentSum(Sum):
 
 class MomentStatistic(MapStatistic, ABC):
     """A statistic of linear maps whose sums are second moments."""
-
-    sum_type = MomentSum
 
     @abstractmethod
     def dim(self, target: LinearMap) -> int:

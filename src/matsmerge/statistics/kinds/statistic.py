@@ -9,6 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Self, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 Form = Literal["symmetric", "diagonal", "rows", "full"]
 Arrays = Mapping[str, tuple[Form, ...]]  # by name, each with the forms it may have
 Shapes = Mapping[str, tuple[int, ...]]
+Stored = tuple[Tensor, Form]  # an array, and the form it has
 Target = TypeVar("Target", LinearMap, Owned)
 
 
@@ -46,10 +48,6 @@ class Sum(ABC):
             self.add(gradients.sum(0).reshape(1, *weight.shape))
 
     @abstractmethod
-    def add_sum(self, other: Self) -> None:
-        """Add the sum of other examples."""
-
-    @abstractmethod
     def parts(self) -> dict[str, Tensor]:
         """The arrays that it is made of, exactly."""
 
@@ -58,16 +56,11 @@ class Sum(ABC):
         """Make an empty sum one of these parts; what does not fit is a `StatisticsError`."""
 
     @abstractmethod
-    def sums(self) -> list[tuple[Tensor, Form]]:
+    def sums(self) -> list[Stored]:
         """What is divided and stored, in the order of `Statistic.arrays`; the last may be missing.
 
         An array of the form `rows` is stored as it is.
         """
-
-    @classmethod
-    @abstractmethod
-    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Self:
-        """The inverse of `sums`, in float64."""
 
     def comparable(self) -> Tensor:
         """A tensor that is the same for sums of the same rows."""
@@ -92,7 +85,6 @@ class Statistic(ABC, Generic[Target]):
 
     name: ClassVar[str]  # as options have it
     arrays: ClassVar[Arrays]  # in a file: `inputs` of `SET/inputs/NAME`
-    sum_type: ClassVar[type[Sum]]
     title: ClassVar[str] = ""  # over the spectra of its matrices; empty if they have none
     watches: ClassVar[str]  # what its sums are made of, in messages: "inputs", "gradients"
     includes: ClassVar[tuple["Statistic[Any]", ...]] = ()  # collected with it
@@ -116,9 +108,9 @@ class Statistic(ABC, Generic[Target]):
     def new(self, target: Target, storage: Storage) -> Sum:
         """An empty sum."""
 
-    def of_sums(self, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Sum:
-        """A sum of what is stored, multiplied again."""
-        return self.sum_type.of_sums(sums, num_rows)
+    def add_up(self, sums: Sequence[Stored]) -> Stored:
+        """One array's sum over all data, from its sums over parts of the data, in float64."""
+        return reduce(torch.add, (values for values, _ in sums)), sums[0][1]
 
     @abstractmethod
     def num_values(self, target: Target) -> int:

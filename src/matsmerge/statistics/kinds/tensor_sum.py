@@ -2,25 +2,27 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from matsmerge.statistics.kinds.statistic import Form, Statistic, Storage, Sum, Target, check_parts
+from matsmerge.statistics.kinds.statistic import (
+    Statistic,
+    Storage,
+    Stored,
+    Sum,
+    Target,
+    check_parts,
+)
 
 
 class TensorSum(Sum, ABC):
     """One tensor, to which `add` adds what it makes of rows."""
 
-    def __init__(self, total: Tensor, num_rows: int = 0) -> None:
+    def __init__(self, total: Tensor) -> None:
         self.total = total
-        self.num_rows = num_rows
-
-    def add_sum(self, other: Self) -> None:
-        self.total = self.total + other.total
-        self.num_rows += other.num_rows
 
     def parts(self) -> dict[str, Tensor]:
         return {"sum": self.total}
@@ -29,12 +31,8 @@ class TensorSum(Sum, ABC):
         check_parts(parts, {"sum": tuple(self.total.shape)}, self.total.dtype)
         self.total = parts["sum"]
 
-    def sums(self) -> list[tuple[Tensor, Form]]:
+    def sums(self) -> list[Stored]:
         return [(self.total, "full")]
-
-    @classmethod
-    def of_sums(cls, sums: Sequence[tuple[Tensor, Form]], num_rows: int) -> Self:
-        return cls(sums[0][0], num_rows)
 
 
 class TensorStatistic(Statistic[Target], ABC):
