@@ -22,8 +22,8 @@ _NORM_ELEMENTS = 1 << 22  # of rows whose norms are computed at once
 class AdaptedCheckpoint(Checkpoint):
     """The full model that an adapter makes of its base.
 
-    Its names are those of the base; `names` are these by the adapter's, where they are not alike.
-    Only the adapter's own tensors of one layer are held.
+    Tensors have the base's names; `names` says what these are for names of the adapter that the
+    base does not have. Only the adapter's own tensors of one layer are held.
     """
 
     def __init__(
@@ -170,9 +170,9 @@ def check_ties(adapted: AdaptedCheckpoint) -> None:
 
 
 def weights_of_another_base(adapted: AdaptedCheckpoint) -> list[str]:
-    """Weights it changes that it also saved as its base had them, where ours has others.
+    """Weights that an adapter changes, and that in its own base had other values than in ours.
 
-    Embeddings with new tokens, say.
+    PEFT saves those of the base along with some adapters: embeddings with new tokens, say.
     """
     found = []
     for name in adapted.fitted.values.keys() & adapted.fitted.changes.keys():

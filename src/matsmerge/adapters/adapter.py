@@ -182,7 +182,7 @@ class Adapter:
 
     @property
     def own_values(self) -> dict[str, str]:
-        """Values that are its own; weights it also changes are saved as its base has them."""
+        """The values it brings, without those of weights it changes, which are the base's."""
         return {n: tensor for n, tensor in self.values.items() if n not in self.weights}
 
     @cached_property
@@ -199,7 +199,7 @@ def is_head(parameter: str) -> bool:
 def check_length(
     tensor: str, parameter: str, along: int, adapter: Checkpoint, base: Checkpoint
 ) -> None:
-    """Raise a ValueError unless a vector has an element for each row, or column, of a parameter."""
+    """Raise a ValueError unless a vector has an element for each row (or column) of a parameter."""
     spec = base.specs.get(parameter)
     num = adapter.specs[tensor].num_elements
     if spec is None or spec.shape[along] != num:

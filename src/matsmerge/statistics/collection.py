@@ -1,4 +1,4 @@
-"""Statistics in the making: a model, and what has been seen of it so far."""
+"""A collection of statistics: a model, and the sums of what it did on its batches so far."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping

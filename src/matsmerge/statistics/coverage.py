@@ -1,4 +1,4 @@
-"""What statistics say of themselves: which maps they cover, and what has none, and why."""
+"""Which maps and parameters have statistics, and why the others have none."""
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from matsmerge.statistics.watches import Watches
 
 @dataclass(frozen=True)
 class Coverage:
-    """What is known of a model after its batches, watched in one way or several."""
+    """What a model's batches gave statistics of; `watches` are those of all its batches."""
 
     subject: Subject
     watches: Collection[Watches]

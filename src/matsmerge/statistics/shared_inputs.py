@@ -46,7 +46,7 @@ class SharedInputs:
         return self._members[self.leaders[name]]
 
     def receive(self, name: str, x: Tensor) -> str | None:
-        """Note that a map received an input; returns the leader if it is to be counted now."""
+        """Note that a map received an input; returns the leader once all of its group have."""
         leader = self.leaders[name]
         members = self._members[leader]
         if len(members) == 1:

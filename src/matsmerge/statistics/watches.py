@@ -1,9 +1,9 @@
-"""A model at work on batches: in one go where that is exact, and else an example at a time.
+"""Runs a model on batches and adds up what it does: batches at once where that is exact.
 
-How a model uses its modules is learnt from a few examples, and tried out on two: together in a
-batch, and each alone with plain gradients. Where that does not give the same (examples that
-influence each other, rows in an unusual order, weights used behind their module's back), every
-example is run alone; slower, but right for any model.
+How a model uses its modules is learnt from a few examples. Two examples then show whether that is
+right: they are run together in a batch, and each alone with plain gradients. Where the two differ
+(examples that influence each other, rows in an unusual order, weights that are used without calling
+their module), every example is run alone; slower, but right for any model.
 """
 
 from contextlib import ExitStack
@@ -27,7 +27,7 @@ from matsmerge.statistics.totals import State, Totals
 
 
 class Lesson(State, frozen=False):
-    """What was learnt from a batch of how the model treats batches that are padded like it."""
+    """How the model treats batches that are padded alike, as learnt from the first of them."""
 
     batch: Annotated[Count, Field(ge=1)]  # the first such batch, counted from 1
     is_padded: list[bool]

@@ -53,7 +53,7 @@ class Sum(ABC):
 
     @abstractmethod
     def load(self, parts: Mapping[str, Tensor]) -> None:
-        """Make an empty sum one of these parts; what does not fit is a `StatisticsError`."""
+        """Fill an empty sum from `parts`; what does not fit is a `StatisticsError`."""
 
     @abstractmethod
     def sums(self) -> list[Stored]:
@@ -126,7 +126,7 @@ class Statistic(ABC, Generic[Target]):
 
 
 class MapStatistic(Statistic[LinearMap], ABC):
-    """Of linear maps."""
+    """A statistic of linear maps."""
 
     @abstractmethod
     def key(self, m: "Map") -> str | None:
@@ -141,7 +141,7 @@ class MapStatistic(Statistic[LinearMap], ABC):
 
 
 class InputStatistic(MapStatistic, ABC):
-    """Of the rows that linear maps receive; maps that receive the very same ones share a sum.
+    """A statistic of the rows that linear maps receive; maps that receive the same share a sum.
 
     `add` gets real rows (rows, in), or (groups, rows, in), or indices (rows,) of an embedding.
     """
@@ -154,7 +154,10 @@ class InputStatistic(MapStatistic, ABC):
 
 
 class OutputStatistic(MapStatistic, ABC):
-    """Of the loss's gradients at the outputs of linear maps: (rows, out), (groups, rows, out)."""
+    """A statistic of the loss's gradients at the outputs of linear maps.
+
+    `add` gets (rows, out), or (groups, rows, out).
+    """
 
     watches = "output gradients"
 
@@ -163,7 +166,10 @@ class OutputStatistic(MapStatistic, ABC):
 
 
 class GradientStatistic(Statistic[Owned], ABC):
-    """Of single examples' gradients: (examples, d) of a vector, (1, *shape) of anything else."""
+    """A statistic of the gradients of single examples, with respect to parameters.
+
+    `add` gets (examples, d) of a vector, and (1, *shape) of any other parameter.
+    """
 
     watches = "gradients"
 
