@@ -111,28 +111,48 @@ class GradientWatch:
 
     def begin_forward(self, current: Pass) -> None:
         self.current, self.is_watching = current, True
-        self._calls, self._replay_calls = defaultdict(list), []
+        self._calls, self._replay_calls, self._waiting = defaultdict(list), [], {}
 
     def backward(self, terms: Iterator[Tensor]) -> None:
         """Send the gradients of per-example scalars back, and add what they give."""
         term = next(terms, None)
         while term is not None:
             following = next(terms, None)
-            self._begin_backward()
-            if term.requires_grad and self.current.is_alone:
-                parameters = list(self._parameters.values())
-                tensors = [owned.parameter for owned in parameters]
-                gradients = torch.autograd.grad(
-                    term.sum(), tensors, retain_graph=following is not None, allow_unused=True
-                )
-                for owned, gradient in zip(parameters, gradients, strict=True):
-                    if gradient is not None:
-                        self._add_gradient(owned, gradient)
-            elif term.requires_grad:
-                term.sum().backward(retain_graph=following is not None)
-            self._end_backward()
+            send = self._send_alone if self.current.is_alone else self._send_batch
+            send(term.sum(), following is not None)
+            for calls in self._calls.values():
+                for call in calls:
+                    call.grad = None
             term = following
         self._calls, self._replay_calls = {}, []
+
+    def _send_alone(self, term: Tensor, is_used_again: bool) -> None:
+        """Add the gradients of one example, from autograd."""
+        if not term.requires_grad:
+            return
+        parameters = list(self._parameters.values())
+        tensors = [owned.parameter for owned in parameters]
+        gradients = torch.autograd.grad(
+            term, tensors, retain_graph=is_used_again, allow_unused=True
+        )
+        for owned, gradient in zip(parameters, gradients, strict=True):
+            if gradient is not None:
+                self._add_gradient(owned, gradient)
+
+    def _send_batch(self, term: Tensor, is_used_again: bool) -> None:
+        """Add the gradients of all examples: those of a closed form as soon as they are there."""
+        self._waiting = {
+            name: sum(len(self._calls.get(m, ())) for m in owned.modules)
+            for name, owned in self.closed.items()
+        }
+        for replay in self._replay_calls:
+            replay.grads.clear()
+        if term.requires_grad:
+            term.backward(retain_graph=is_used_again)
+        for name, num_waiting in self._waiting.items():
+            if num_waiting > 0:  # some uses have no part in the loss: their gradients are zero
+                self._add_closed(self.closed[name])
+        self._add_replayed()
 
     # forward
 
@@ -167,15 +187,6 @@ class GradientWatch:
 
     # backward
 
-    def _begin_backward(self) -> None:
-        closed = {} if self.current.is_alone else self.closed
-        self._waiting = {
-            name: sum(len(self._calls.get(m, ())) for m in owned.modules)
-            for name, owned in closed.items()
-        }
-        for replay in self._replay_calls:
-            replay.grads.clear()
-
     def _arrive(self, module: str, call: Call, grad: Tensor) -> None:
         """A gradient is here; use it as soon as no other one is missing, and let it go."""
         check_unchanged(module, call.x, call.version)
@@ -193,15 +204,6 @@ class GradientWatch:
         if all(self._waiting[name] == 0 for name in closed):
             for done in self._calls[module]:
                 done.grad = None
-
-    def _end_backward(self) -> None:
-        for name, num_waiting in self._waiting.items():
-            if num_waiting > 0:  # some uses have no part in the loss: their gradients are zero
-                self._add_closed(self.closed[name])
-        for calls in self._calls.values():
-            for call in calls:
-                call.grad = None
-        self._add_replayed()
 
     def _add_closed(self, owned: Owned) -> None:
         calls = [

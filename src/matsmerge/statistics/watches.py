@@ -54,7 +54,12 @@ class Watches:
         self.structure = find_structure(subject.model, subject.maps, run)
         self._inputs = InputWatch(subject, self.structure)
         self._gradients = GradientWatch(subject, self.structure)
-        self._refuse_elsewhere()
+        RecipeError.raise_all(
+            f"parameter '{name}': is kept on disk or in memory until it is used, so its Fisher "
+            "information cannot be taken; put the model on one device, leave it out with "
+            "--parameters, or collect gram or kfac"
+            for name in self._gradients.elsewhere[:10]
+        )
         wide = [m for m in subject.maps if m.name in self.structure.widened]
         widen(wide, self._num_sequences, hooks)
         self._gradients.watch(hooks)
@@ -75,14 +80,6 @@ class Watches:
             return
         for n in range(len(shown.examples)):
             self._add(shown.take([n]), totals, is_alone=True)
-
-    def _refuse_elsewhere(self) -> None:
-        RecipeError.raise_all(
-            f"parameter '{name}': is kept on disk or in memory until it is used, so its Fisher "
-            "information cannot be taken; put the model on one device, leave it out with "
-            "--parameters, or collect gram or kfac"
-            for name in self._gradients.elsewhere[:10]
-        )
 
     def _refuse_unseen(self, hooks: ExitStack) -> None:
         """Have a module that none of the few examples used stop the run when it is used after all.
