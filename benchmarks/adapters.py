@@ -54,7 +54,6 @@ from matsmerge.statistics.kinds.fisher_block import BLOCK_FISHER, BlockSum
 from matsmerge.statistics.kinds.statistic import Form
 from matsmerge.statistics.statistics import Header, Origin, Set, Statistics, in_memory
 from matsmerge.statistics.statistics_file import open_statistics, save_statistics
-from matsmerge.statistics.totals import Totals
 
 NUM_MODELS = 8
 SCALE = 0.3  # of task arithmetic, the start
@@ -149,10 +148,10 @@ def make_statistics(path: Path, size: Size, number: int) -> Statistics:
     for i, (name, shape) in enumerate(size.vectors().items()):
         block = BlockSum(math.prod(shape), torch.float32)
         block.add(make_gradients(i, number, size.num_examples, math.prod(shape)))
-        totals = Totals(torch.float32, size.num_examples)
-        totals.of(BLOCK_FISHER)[name] = block
-        for key, values, form in totals.arrays():
-            arrays[f"main/{key}"], forms[f"main/{key}"] = values, form
+        [(values, form)] = block.sums()
+        key = f"main/{BLOCK_FISHER.array}/{name}"
+        arrays[key] = values if form == "rows" else values / size.num_examples
+        forms[key] = form
     header = Header(
         model=Origin(name=path.name, fingerprint=fingerprint(open_checkpoint(path))),
         data=(Origin(name="made", fingerprint=""),),

@@ -252,8 +252,7 @@ class Collection:
                 for kind in self.options.statistics
             },
         )
-        renamed = {of: totals.renamed(names) for of, totals in self.totals.items()}
-        result = statistics_of(header, renamed)
+        result = statistics_of(header, self.totals, names)
         _check_finite((name, result.arrays[name]) for name in result.arrays.specs)
         return result
 

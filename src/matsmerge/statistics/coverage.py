@@ -1,5 +1,6 @@
 """Which maps and parameters have statistics, and why the others have none."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,11 +73,11 @@ class Coverage:
     @cached_property
     def _having(self) -> dict[str, set[str]]:
         """The maps or parameters that have each statistic in any of the sets."""
-        sets = self.subject.totals.values()
-        return {
-            kind.name: {name for totals in sets for name in totals.names(kind)}
-            for kind in KINDS.values()
-        }
+        found = defaultdict(set)
+        for totals in self.subject.totals.values():
+            for kind, name, _ in totals.stored():
+                found[kind.name].add(name)
+        return found
 
     def _has(self, m: LinearMap, kind: Statistic[Any]) -> bool:
         is_shared = isinstance(kind, InputStatistic)

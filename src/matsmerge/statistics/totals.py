@@ -67,31 +67,12 @@ class Totals:
             own[target.name] = kind.new(target, storage)
         return own[target.name]
 
-    def _stored(self) -> Iterator[tuple[Statistic[Any], str, Sum]]:
+    def stored(self) -> Iterator[tuple[Statistic[Any], str, Sum]]:
         """All sums in the order of the table; without means over rows of which there were none."""
         for kind in KINDS.values():
             for name, total in self.of(kind).items():
                 if total.num_rows or not kind.is_per_row:
                     yield kind, name, total
-
-    def names(self, kind: Statistic[Any]) -> set[str]:
-        """The maps or parameters that have a statistic."""
-        return {name for own, name, _ in self._stored() if own is kind}
-
-    def arrays(self) -> Iterator[tuple[str, Tensor, Form]]:
-        """Means, each with its key and form."""
-        for kind, name, total in self._stored():
-            count = total.num_rows if kind.is_per_row else self.num_examples
-            for array, (summed, form) in zip(kind.arrays, total.sums(), strict=False):
-                yield f"{array}/{name}", (summed if form == "rows" else summed / count).cpu(), form
-
-    def description(self) -> Set:
-        rows = {
-            f"{kind.array}/{name}": total.num_rows
-            for kind, name, total in self._stored()
-            if kind.is_per_row
-        }
-        return Set(num_examples=self.num_examples, num_rows=rows)
 
     def state(self) -> SetState:
         """All but `parts`."""
@@ -165,24 +146,27 @@ class Totals:
                 total = self.of(kind)[leader]
                 self.of(kind).update({name: total.clone() for name in members if name != leader})
 
-    def renamed(self, names: Mapping[str, str]) -> "Totals":
-        """The same, with other names of parameters."""
-        sums = {
-            kind.name: {
-                names[name] if isinstance(kind, GradientStatistic) else name: total
-                for name, total in self.of(kind).items()
-            }
-            for kind in KINDS.values()
-        }
-        return Totals(self.dtype, self.num_examples, sums=sums)
 
+def statistics_of(
+    header: Header, all_totals: Mapping[str, Totals], names: Mapping[str, str]
+) -> Statistics:
+    """Means of the sums of all sets, with other names of parameters.
 
-def statistics_of(header: Header, totals: dict[str, Totals]) -> Statistics:
-    """Statistics of all sets; the header says all that the totals do not."""
+    The header says all that the totals do not.
+    """
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
-    for name, of_set in totals.items():
-        for key, values, form in of_set.arrays():
-            arrays[f"{name}/{key}"], forms[f"{name}/{key}"] = values, form
-    described = {name: of_set.description() for name, of_set in totals.items()}
-    return in_memory(header.model_copy(update={"sets": described, "forms": forms}), arrays)
+    sets: dict[str, Set] = {}
+    for of, totals in all_totals.items():
+        num_rows: dict[str, int] = {}
+        for kind, own_name, total in totals.stored():
+            name = names[own_name] if isinstance(kind, GradientStatistic) else own_name
+            count = totals.num_examples
+            if kind.is_per_row:
+                count = num_rows[f"{kind.array}/{name}"] = total.num_rows
+            for array, (summed, form) in zip(kind.arrays, total.sums(), strict=False):
+                key = f"{of}/{array}/{name}"
+                arrays[key] = (summed if form == "rows" else summed / count).cpu()
+                forms[key] = form
+        sets[of] = Set(num_examples=totals.num_examples, num_rows=num_rows)
+    return in_memory(header.model_copy(update={"sets": sets, "forms": forms}), arrays)
