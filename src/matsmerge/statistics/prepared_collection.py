@@ -64,10 +64,9 @@ class PreparedCollection:
 
 
 def prepare(
-    loaded: LoadedModel, data: Data, options: CollectionOptions, choice: Choice | None = None
+    loaded: LoadedModel, data: Data, options: CollectionOptions, choice: Choice
 ) -> PreparedCollection:
     """Choose and encode examples; all that is wrong with them is said before anything runs."""
-    choice = choice or Choice()
     numbers = _choose(len(data), choice, options.seed)
     notes = [*loaded.notes, *_missing_labels(data, numbers, choice)]
     encoded = encode_all(loaded.task, data, choice.columns, numbers, wordings=choice.wordings)
