@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -21,8 +21,16 @@ from matsmerge.statistics.own_inputs import OwnInputs
 from matsmerge.statistics.parameters import Owned, find_maps, find_parameters, join_tied
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
-from matsmerge.statistics.statistics import HELD_OUT, MAIN, Count, Header, Origin, Statistics
-from matsmerge.statistics.totals import SetState, State, Totals, statistics_of
+from matsmerge.statistics.statistics import (
+    HELD_OUT,
+    MAIN,
+    Count,
+    Header,
+    Origin,
+    Statistics,
+    statistics_of,
+)
+from matsmerge.statistics.totals import SetState, State, Totals
 from matsmerge.statistics.watches import Lesson, Watches
 from matsmerge.tasks.batch import Batch
 from matsmerge.version import versions
@@ -70,10 +78,8 @@ class Collection:
         found = find_parameters(model, options.parameters)
         names = {name: name for name in found} if names is None else names
         parameters = join_tied({n: owned for n, owned in found.items() if n in names}, names)
-        dtype = torch.float32
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                dtype = torch.promote_types(dtype, parameter.dtype)
+        dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
+        dtype = reduce(torch.promote_types, dtypes, torch.float32)
         sets = [MAIN, HELD_OUT] if options.held_out else [MAIN]
         self.totals = {of: Totals(dtype) for of in sets}
         self._shared = SharedInputs()
@@ -252,7 +258,8 @@ class Collection:
                 for kind in self.options.statistics
             },
         )
-        result = statistics_of(header, self.totals, names)
+        sets = {of: (t.num_examples, t.summed(names)) for of, t in self.totals.items()}
+        result = statistics_of(header, sets)
         _check_finite((name, result.arrays[name]) for name in result.arrays.specs)
         return result
 

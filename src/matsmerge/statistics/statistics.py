@@ -4,9 +4,9 @@ Each kind of statistic has a file in `statistics/kinds/` with its formula. The p
 both factors of K-FAC; the counts are kept, so that any other scale can be had from these arrays.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -19,7 +19,7 @@ from matsmerge.errors import StatisticsError
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
-from matsmerge.statistics.kinds.statistic import Form
+from matsmerge.statistics.kinds.statistic import Form, Statistic, Stored
 from matsmerge.statistics.linear_maps import Layout
 
 FORMAT_VERSION = 1
@@ -169,6 +169,38 @@ def _with_constant(moment: Tensor, mean: Tensor, at: int) -> Tensor:
     ones = mean.new_ones(*mean.shape[:-1], 1)
     column = torch.cat([mean[..., :at], ones, mean[..., at:]], -1)[..., None]
     return torch.cat([rows[..., :at], column, rows[..., at:]], -1)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The sums of a statistic for one map or parameter, by array."""
+
+    kind: Statistic[Any]
+    name: str
+    num_rows: int
+    sums: Mapping[str, Stored]
+
+
+def statistics_of(header: Header, sets: Mapping[str, tuple[int, Iterable[Summed]]]) -> Statistics:
+    """Means of the sums of each set, which comes with its number of examples.
+
+    The header says all that the sums do not.
+    """
+    arrays: dict[str, Tensor] = {}
+    forms: dict[str, Form] = {}
+    described: dict[str, Set] = {}
+    for of, (num_examples, found) in sets.items():
+        num_rows: dict[str, int] = {}
+        for one in found:
+            count = num_examples
+            if one.kind.is_per_row:
+                count = num_rows[f"{one.kind.array}/{one.name}"] = one.num_rows
+            for array, (summed, form) in one.sums.items():
+                key = f"{of}/{array}/{one.name}"
+                arrays[key] = (summed if form == "rows" else summed / count).cpu()
+                forms[key] = form
+        described[of] = Set(num_examples=num_examples, num_rows=num_rows)
+    return in_memory(header.model_copy(update={"sets": described, "forms": forms}), arrays)
 
 
 def in_memory(header: Header, arrays: Mapping[str, Tensor]) -> Statistics:

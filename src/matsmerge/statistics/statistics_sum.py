@@ -5,13 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
 from matsmerge.errors import StatisticsError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
-from matsmerge.statistics.kinds.statistic import Form, InputStatistic, Statistic, Stored
-from matsmerge.statistics.statistics import Header, Map, Set, Statistics, in_memory
+from matsmerge.statistics.kinds.statistic import InputStatistic, Statistic, Stored
+from matsmerge.statistics.statistics import Header, Map, Statistics, Summed, statistics_of
 
 
 def combine(parts: list[Statistics], *, force: bool = False) -> Statistics:
@@ -56,33 +54,26 @@ class _Place:
 def add_up(parts: list[Statistics]) -> Statistics:
     """`combine` for parts that are known to belong together."""
     leaders = _common_leaders([part.header.maps for part in parts])
-    arrays: dict[str, Tensor] = {}
-    forms: dict[str, Form] = {}
-    sets: dict[str, Set] = {}
+    sets = {}
     for of in dict.fromkeys(of for part in parts for of in part.header.sets):
         having = [part for part in parts if of in part.header.sets]
         num_examples = sum(part.header.sets[of].num_examples for part in having)
-        num_rows: dict[str, int] = {}
-        for kind in KINDS.values():
-            for name, places in _places(kind, having, of, leaders).items():
-                count = num_examples
-                if kind.is_per_row:
-                    count = num_rows[f"{kind.array}/{name}"] = sum(p.count(kind) for p in places)
-                for array in kind.arrays:
-                    if all(place.has(array) for place in places):
-                        total, form = kind.add_up([place.sum(kind, array) for place in places])
-                        key = f"{of}/{array}/{name}"
-                        arrays[key] = total if form == "rows" else total / count
-                        forms[key] = form
-        sets[of] = Set(num_examples=num_examples, num_rows=num_rows)
+        sets[of] = num_examples, _summed(having, of, leaders)
     changes = {
         "data": tuple(dict.fromkeys(origin for part in parts for origin in part.header.data)),
         "maps": _maps(parts, leaders),
         "without": _without([part.header for part in parts]),
-        "sets": sets,
-        "forms": forms,
     }
-    return in_memory(parts[0].header.model_copy(update=changes), arrays)
+    return statistics_of(parts[0].header.model_copy(update=changes), sets)
+
+
+def _summed(parts: list[Statistics], of: str, leaders: dict[str, str]) -> Iterator[Summed]:
+    """The sums of one set over all parts; an array must be in each part that has the statistic."""
+    for kind in KINDS.values():
+        for name, places in _places(kind, parts, of, leaders).items():
+            arrays = [array for array in kind.arrays if all(p.has(array) for p in places)]
+            sums = {array: kind.add_up([p.sum(kind, array) for p in places]) for array in arrays}
+            yield Summed(kind, name, sum(p.count(kind) for p in places), sums)
 
 
 def _places(

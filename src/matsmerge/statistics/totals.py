@@ -12,7 +12,6 @@ from torch import Tensor
 from matsmerge.errors import StatisticsError
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.statistic import (
-    Form,
     GradientStatistic,
     InputStatistic,
     Statistic,
@@ -21,7 +20,7 @@ from matsmerge.statistics.kinds.statistic import (
 )
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
-from matsmerge.statistics.statistics import Count, Header, Set, Statistics, in_memory
+from matsmerge.statistics.statistics import Count, Summed
 
 
 class State(BaseModel):
@@ -73,6 +72,13 @@ class Totals:
             for name, total in self.of(kind).items():
                 if total.num_rows or not kind.is_per_row:
                     yield kind, name, total
+
+    def summed(self, names: Mapping[str, str]) -> Iterator[Summed]:
+        """What becomes statistics, with other names of parameters."""
+        for kind, own_name, total in self.stored():
+            name = names[own_name] if isinstance(kind, GradientStatistic) else own_name
+            sums = dict(zip(kind.arrays, total.sums(), strict=False))
+            yield Summed(kind, name, total.num_rows, sums)
 
     def state(self) -> SetState:
         """All but `parts`."""
@@ -145,28 +151,3 @@ class Totals:
             if isinstance(kind, InputStatistic) and leader in self.of(kind):
                 total = self.of(kind)[leader]
                 self.of(kind).update({name: total.clone() for name in members if name != leader})
-
-
-def statistics_of(
-    header: Header, all_totals: Mapping[str, Totals], names: Mapping[str, str]
-) -> Statistics:
-    """Means of the sums of all sets, with other names of parameters.
-
-    The header says all that the totals do not.
-    """
-    arrays: dict[str, Tensor] = {}
-    forms: dict[str, Form] = {}
-    sets: dict[str, Set] = {}
-    for of, totals in all_totals.items():
-        num_rows: dict[str, int] = {}
-        for kind, own_name, total in totals.stored():
-            name = names[own_name] if isinstance(kind, GradientStatistic) else own_name
-            count = totals.num_examples
-            if kind.is_per_row:
-                count = num_rows[f"{kind.array}/{name}"] = total.num_rows
-            for array, (summed, form) in zip(kind.arrays, total.sums(), strict=False):
-                key = f"{of}/{array}/{name}"
-                arrays[key] = (summed if form == "rows" else summed / count).cpu()
-                forms[key] = form
-        sets[of] = Set(num_examples=totals.num_examples, num_rows=num_rows)
-    return in_memory(header.model_copy(update={"sets": sets, "forms": forms}), arrays)
