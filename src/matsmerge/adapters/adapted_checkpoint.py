@@ -150,7 +150,7 @@ class _Tensors:
 
 
 def check_ties(adapted: AdaptedCheckpoint) -> None:
-    """Refuse a change of one of two weights that a full model has as one."""
+    """Refuse an adapter that changes one of two weights that are tied in the full model."""
     base, fitted = adapted.base, adapted.fitted
     by_config = _tied_by_config(base)
     tied = {*base.aliases.values(), *by_config}

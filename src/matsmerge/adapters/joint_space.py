@@ -60,7 +60,7 @@ class JointSpace:
         return LoraLayer(module, self._shapes[module], rank, dtype, is_embedding=is_embedding)
 
     def spec(self, module: str) -> TensorSpec:
-        """Of a model's coordinates."""
+        """The shape and dtype of a model's coordinates."""
         num_inputs = math.prod(self._shapes[module][1:])
         return TensorSpec(torch.float64, (self.num_outputs(module), num_inputs))
 

@@ -70,7 +70,7 @@ class PartialFile:
         )
 
     def save(self, collection: Collection) -> None:
-        """Keep all that is done; it does not change what comes of it."""
+        """Write all that is done so far; the collection goes on as if nothing had been written."""
         state, arrays = collection.state()
         content = _Interrupted(identity=self._of_process, state=state).model_dump_json()
         kept = "what was kept before is still there, " if self.path.exists() else ""

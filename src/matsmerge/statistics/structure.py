@@ -60,7 +60,7 @@ class Structure:
     spread: frozenset[str] = frozenset()  # modules of which all sequences share some output
 
     def replayed(self, module: str) -> list[str] | None:
-        """The modules to run again for the gradients of one's own parameters; None: impossible."""
+        """The modules to run again for the gradients of a module's parameters; None if none do."""
         found = []
         for use in self.uses[module]:
             around = use.nearest(lambda u: u.is_separate or u.module in self.spread)
@@ -84,8 +84,9 @@ class Structure:
 def find_structure(
     model: nn.Module, maps: Sequence[LinearMap], run: Callable[[int], tuple[Any, int]]
 ) -> Structure:
-    """Watch a model at work: `run` runs it on so many examples, and returns what came of it and
-    the number of sequences it was.
+    """Watch how a model uses its modules.
+
+    `run(n)` runs it on n examples, and returns its result and the number of sequences these are.
     """
     first, result, num_first = _watch(model, lambda: run(3))
     second, _, num_second = _watch(model, lambda: run(2))
@@ -112,7 +113,7 @@ def find_structure(
 
 
 def _shared_outputs(model: nn.Module, uses: dict[str, list[Use]]) -> set[str]:
-    """Modules around shared parameters that could be looked at, were their outputs spread."""
+    """Modules whose outputs would show gradients of shared parameters, if they were spread."""
     found = set()
     for name, own_uses in uses.items():
         if next(model.get_submodule(name).parameters(recurse=False), None) is not None:
@@ -172,7 +173,7 @@ def _same_when_spread(
 
 
 def place_of(x: Tensor) -> tuple[Any, ...]:
-    """Where a tensor's values are; of two that are held at once, only the same has the same."""
+    """Where a tensor's values lie in memory; tensors held at once in one place are the same."""
     return x.data_ptr(), x.shape, x.stride(), x.dtype, x.device
 
 
