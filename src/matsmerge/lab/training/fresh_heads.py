@@ -1,11 +1,12 @@
-"""A head for new classes on an encoder that has none, or another."""
+"""Heads for new classes: one on an encoder that has none or another, or several on one encoder."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
 from torch import nn
 
+from matsmerge.errors import DataError
 from matsmerge.models.heads import class_dimensions
 from matsmerge.models.model_folder import ModelFolder
 from matsmerge.models.parameter_names import match_names
@@ -91,3 +92,37 @@ def _same_classes(config: Any, names: list[str]) -> bool:
         str(number) if name == f"LABEL_{number}" else name for number, name in enumerate(found)
     ]
     return names in (found, plain)
+
+
+class JointModel(nn.Module):
+    """Models that share everything but their heads."""
+
+    def __init__(self, models: Sequence[nn.Module], head: Set[str]) -> None:
+        super().__init__()
+        first = models[0]
+        prefix = getattr(first, "base_model_prefix", "")
+        if not isinstance(getattr(first, prefix, None), nn.Module):
+            raise DataError(
+                f"{type(first).__name__} has no encoder of its own beside its head, and cannot be "
+                "trained on several tasks at once"
+            )
+        self.models = nn.ModuleList(models)
+        for other in models[1:]:
+            _share(first, other, head)
+
+    @property
+    def encoder(self) -> nn.Module:
+        first = self.models[0]
+        encoder: nn.Module = getattr(first, str(first.base_model_prefix))
+        return encoder
+
+
+def _share(first: nn.Module, other: nn.Module, head: Set[str]) -> None:
+    """Let a model have the very parameters and buffers of another, but for its head's."""
+    for name, parameter in list(first.named_parameters(remove_duplicate=False)):
+        if name not in head:
+            path, _, leaf = name.rpartition(".")
+            setattr(other.get_submodule(path), leaf, parameter)
+    for name, buffer in list(first.named_buffers(remove_duplicate=False)):
+        path, _, leaf = name.rpartition(".")
+        other.get_submodule(path)._buffers[leaf] = buffer

@@ -5,13 +5,12 @@ from typing import Any
 
 from torch import nn
 
-from matsmerge.adapters.adapter import PREFIX, Adapter, AdapterKind
+from matsmerge.adapters.adapter import Adapter, AdapterKind
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.checkpoints.source import local_path
-from matsmerge.data.row_problems import refuse
 from matsmerge.errors import DataError, closest
 from matsmerge.lab.training.training_options import TrainingOptions
-from matsmerge.models.peft_model import stored_name
+from matsmerge.models.peft_model import match_adapter_names, put_adapter_on
 from matsmerge.models.pretrained import quiet
 from matsmerge.optional_import import import_optional
 
@@ -51,28 +50,15 @@ def put_new_adapter(
 
 
 def put_earlier_adapter(model: nn.Module, adapter: Adapter, fresh: Set[str]) -> nn.Module:
-    """The model with an adapter as it is stored, but for parameters that are to stay `fresh`."""
-    peft = import_optional("peft")
-    checkpoint = adapter.checkpoint
-    own = {PREFIX + name: model.get_parameter(name).detach().clone() for name in fresh}
-    state = {name: own[name] if name in own else checkpoint[name] for name in checkpoint.specs}
-    try:
-        with quiet():
-            settings = peft.PeftConfig.from_pretrained(str(checkpoint.folder))
-            base, revision = settings.base_model_name_or_path, settings.revision
-            settings.inference_mode = False
-            adapted: nn.Module = peft.get_peft_model(model, settings)
-            peft.set_peft_model_state_dict(adapted, state)
-    except Exception as error:  # unknown adapters, targets the base does not have, shapes
-        raise DataError(
-            f"{adapter.label}: peft cannot load it onto {type(model).__name__} "
-            f"({first_line(error)})"
-        ) from error
-    trained = {stored_name(n) for n, p in adapted.named_parameters() if p.requires_grad}
-    problems = [f"{adapter.label}: lacks '{n}'" for n in trained - state.keys()]
-    problems += [f"{adapter.label}: '{n}' has no place in its base" for n in state.keys() - trained]
-    refuse(sorted(problems))
-    _set_base(adapted, base, revision)
+    """The model with an adapter as it is stored, except for `fresh` parameters, which stay.
+
+    Tensors that the adapter lacks, or that have no place in the model, are an error.
+    """
+    values = {name: model.get_parameter(name).detach().clone() for name in fresh}
+    adapted = put_adapter_on(model, adapter.checkpoint, values)
+    match_adapter_names(adapted, adapter.checkpoint, {name: name for name in fresh})
+    content = adapter.config.content
+    _set_base(adapted, content.get("base_model_name_or_path"), content.get("revision"))
     return adapted
 
 
@@ -99,19 +85,17 @@ def _linear_names(model: nn.Module) -> list[str]:
 
 def _check_targets(model: nn.Module, options: TrainingOptions) -> None:
     modules = [name for name, _ in model.named_modules()]
-    problems = [
+    DataError.raise_all(
         f"--{option.replace('_', '-')}: {type(model).__name__} has no module '{target}'"
         f"{closest(target, _linear_names(model))}"
         for option, targets in options.of_adapters.items()
         if option.endswith("_modules")
         for target in targets or ()
         if not any(name == target or name.endswith(f".{target}") for name in modules)
-    ]
-    if problems:
-        raise DataError(problems)
+    )
 
 
-def _set_base(adapted: Any, name: str, revision: str | None) -> None:
+def _set_base(adapted: Any, name: str | None, revision: str | None) -> None:
     """Let the adapter's configuration name its base as the user does, not by its local folder."""
     for settings in adapted.peft_config.values():
         settings.base_model_name_or_path = name

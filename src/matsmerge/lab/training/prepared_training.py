@@ -1,24 +1,24 @@
 """Everything that is read and checked before training begins."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
+
+from torch import nn
 
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.source import local_path
-from matsmerge.errors import DataError, MatsError
+from matsmerge.errors import DataError
 from matsmerge.lab.training.starting_model import Start, StartingModel
 from matsmerge.lab.training.trainee import TaskExamples, Trainee
 from matsmerge.lab.training.training_data import PreparedTask, Rows, prepare_task, read_files
 from matsmerge.lab.training.training_options import TrainingOptions
-from matsmerge.tasks.task import Encoded, encode_all
+from matsmerge.problems import noted
+from matsmerge.tasks.task import Encoded, Task, encode_all
 from matsmerge.tasks.task_file import TaskFile
 from matsmerge.version import __version__
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 @dataclass(frozen=True)
@@ -68,39 +68,31 @@ def prepare(
     """Read and check everything; what is wrong is said before anything is trained."""
     files = read_files(tasks)
     starting = StartingModel.open(source, options)
-    prepared = _for_each(
-        files, lambda file: prepare_task(file, starting.kind_of_task(file), options)
-    )
+    problems: list[str] = []
+    prepared = []
+    for file in files:
+        with noted(problems):
+            prepared.append(prepare_task(file, starting.kind_of_task(file), options))
+    DataError.raise_all(problems)
     _check_kinds(prepared)
     start = starting.load(prepared)
-    examples = _for_each(range(len(prepared)), lambda i: _examples(prepared[i], start, i))
+    examples, notes = [], list(start.notes)
+    for one, task, model in zip(prepared, start.tasks, start.models, strict=True):
+        with noted(problems):
+            examples.append(_examples(one, task, model))
+        notes += [f"{one.name}: {note}" for note in task.notes]
+        if one.has_unlisted_names:
+            notes.append(
+                f"{one.name}: its classes are those found in the training data; a merge does not "
+                f"keep their names, so add labels: {json.dumps(one.classes)} to the task file"
+            )
+    DataError.raise_all(problems)
     described = {
         "model": {"source": str(source), "fingerprint": fingerprint(starting.origin.checkpoint)},
         "tasks": [task.described() for task in prepared],
     }
-    notes = list(start.notes)
-    for task, encoder in zip(prepared, start.tasks, strict=True):
-        notes += [f"{task.name}: {note}" for note in encoder.notes]
-        if task.has_unlisted_names:
-            notes.append(
-                f"{task.name}: its classes are those found in the training data; a merge does not "
-                f"keep their names, so add labels: {json.dumps(task.classes)} to the task file"
-            )
     trainee = Trainee(start.model, examples)
     return PreparedTraining(starting, prepared, start, trainee, described, notes)
-
-
-def _for_each(items: Iterable[A], function: Callable[[A], B]) -> list[B]:
-    """What a function makes of each; all that is wrong with them is one error."""
-    found, problems = [], []
-    for item in items:
-        try:
-            found.append(function(item))
-        except MatsError as error:
-            problems += error.problems
-    if problems:
-        raise DataError(list(dict.fromkeys(problems)))
-    return found
 
 
 def _check_kinds(tasks: Sequence[PreparedTask]) -> None:
@@ -113,11 +105,11 @@ def _check_kinds(tasks: Sequence[PreparedTask]) -> None:
         raise DataError("tasks that are trained together have one tokenizer; give all the same")
 
 
-def _examples(task: PreparedTask, start: Start, number: int) -> TaskExamples:
-    encoder, file = start.tasks[number], task.file
+def _examples(prepared: PreparedTask, task: Task[Any], model: nn.Module) -> TaskExamples:
+    file = prepared.file
 
     def encode(rows: Rows) -> list[Encoded]:
-        return encode_all(encoder, rows.data, file.columns, rows.numbers, wordings=file.wordings)
+        return encode_all(task, rows.data, file.columns, rows.numbers, wordings=file.wordings)
 
-    validation = [] if task.validation is None else encode(task.validation)
-    return TaskExamples(task.name, encoder, start.models[number], encode(task.train), validation)
+    validation = [] if prepared.validation is None else encode(prepared.validation)
+    return TaskExamples(prepared.name, task, model, encode(prepared.train), validation)

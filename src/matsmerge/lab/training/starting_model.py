@@ -17,8 +17,7 @@ from matsmerge.checkpoints.alignment import matches
 from matsmerge.checkpoints.checkpoint import dtype_name
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.files.guarded_files import Content, read_json_as
-from matsmerge.lab.training.fresh_heads import load_classifier
-from matsmerge.lab.training.joint_model import JointModel
+from matsmerge.lab.training.fresh_heads import JointModel, load_classifier
 from matsmerge.lab.training.new_adapters import put_earlier_adapter, put_new_adapter
 from matsmerge.lab.training.run_folder import MANIFEST
 from matsmerge.lab.training.trained_model import write_as_stored, write_joint, write_model
@@ -200,26 +199,22 @@ def _adapter_kind(origin: ModelFolder, options: TrainingOptions) -> AdapterKind 
     own = origin.adapter.kind
     if options.adapter not in (None, own.name):
         given = ["--adapter", *given]
-    problems = [
+    RecipeError.raise_all(
         f"{origin.source}: is an adapter ({own.name}) that is trained on as it is, which leaves "
         f"{name} no say; leave it out, or give a full model"
         for name in given
-    ]
-    if problems:
-        raise RecipeError(problems)
+    )
     return own
 
 
 def _check_names(tasks: Sequence[PreparedTask], what: str) -> None:
     """Refuse names of classes where only a full model would have room for them."""
-    problems = [
+    DataError.raise_all(
         f"{task.name}: its labels are names, which {what} cannot keep; add labels: "
         f"{json.dumps(task.classes)} to the task file"
         for task in tasks
         if task.has_unlisted_names
-    ]
-    if problems:
-        raise DataError(problems)
+    )
 
 
 def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
@@ -233,8 +228,7 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
     frozen = [parameter for name, parameter in trained if matches(name, patterns)]
     if trained and len(frozen) == len(trained) and not problems:
         problems.append("--freeze: matches every parameter, and nothing is left to train")
-    if problems:
-        raise RecipeError(problems)
+    RecipeError.raise_all(problems)
     for parameter in frozen:
         parameter.requires_grad_(False)
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from matsmerge.checkpoints.companions import companion_files
-from matsmerge.lab.training.joint_model import JointModel
+from matsmerge.lab.training.fresh_heads import JointModel
 from matsmerge.models.model_folder import ModelFolder
 from matsmerge.tasks.loaded_model import LoadedModel
 

@@ -10,8 +10,9 @@ from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.source import local_path
 from matsmerge.data.row_problems import describe
 from matsmerge.data.rows import Data, fingerprint_rows
-from matsmerge.errors import DataError, MatsError, RecipeError, closest
+from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.lab.training.training_options import TrainingOptions
+from matsmerge.problems import noted
 from matsmerge.tasks.kinds import TaskKind
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.splits import read_split
@@ -71,7 +72,8 @@ def read_files(tasks: Sequence[str | Path | TaskFile]) -> list[TaskFile]:
     """The task files, each with a name of its own."""
     if not tasks:
         raise RecipeError("say what to train on with --task FILE")
-    files, problems = [], []
+    files = []
+    problems: list[str] = []
     for number, task in enumerate(tasks):
         if isinstance(task, TaskFile):
             name = task.name or f"task-{number + 1}"
@@ -83,18 +85,15 @@ def read_files(tasks: Sequence[str | Path | TaskFile]) -> list[TaskFile]:
         elif not path.is_file():
             problems.append(f"--task '{task}': no such file")
         else:
-            try:
+            with noted(problems):
                 files.append(read_task_file(path))
-            except MatsError as error:
-                problems += error.problems
     names = [str(file.name) for file in files]
     problems += [
         f"{names.count(name)} tasks have the name '{name}'; give each a name: of its own"
         for name in dict.fromkeys(names)
         if names.count(name) > 1
     ]
-    if problems:
-        raise DataError(problems)
+    DataError.raise_all(problems)
     return files
 
 

@@ -23,16 +23,9 @@ _RUNNING = "Running"
 
 def _option(default: Any, description: str, panel: str | None = None, **settings: Any) -> Any:
     """A field that is also an option of `mats train`."""
-    shown: dict[str, Any] = {
-        key: settings.pop(key) for key in ("flag", "metavar", "zero") if key in settings
-    }
-    if isinstance(default, float) or "gt" in settings:
-        settings["allow_inf_nan"] = False
-    if default == []:
-        settings["default_factory"] = list
-    else:
-        settings["default"] = default
-    return Field(description=description, json_schema_extra={"panel": panel, **shown}, **settings)
+    shown: dict[str, Any] = {"panel": panel}
+    shown |= {key: settings.pop(key) for key in ("flag", "metavar", "zero") if key in settings}
+    return Field(default, description=description, json_schema_extra=shown, **settings)
 
 
 class TrainingOptions(BaseModel):
@@ -41,7 +34,7 @@ class TrainingOptions(BaseModel):
     The paper's batches hold 1,024 examples; `batch_size` times `accumulate` is that number here.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     freeze: list[str] = _option(
         [],
