@@ -2,45 +2,22 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError
 
-MAX_SHOWN = 10
-_ENOUGH = 1000
-
-
-class Problems:
-    """The first ten problems, and how many more there are."""
-
-    def __init__(self) -> None:
-        self._shown: list[str] = []
-        self._num = 0
-
-    def add(self, *problems: str) -> None:
-        self._num += len(problems)
-        self._shown += problems[: MAX_SHOWN - len(self._shown)]
-
-    @property
-    def are_enough(self) -> bool:
-        """Is it no use to look for more?"""
-        return self._num >= _ENOUGH
-
-    def refuse(self) -> None:
-        """Raise an error if there are any."""
-        more = self._num - len(self._shown)
-        if more:
-            self._shown.append(f"and {'at least ' if self.are_enough else ''}{more} more")
-        if self._shown:
-            raise DataError(self._shown)
+_MAX_SHOWN = 10
+ENOUGH = 1000  # so many problems that it is no use to look for more
 
 
 def refuse(problems: Iterable[str]) -> None:
     """Raise the first ten problems and how many more there are, if there are any."""
-    found = Problems()
-    for problem in problems:
-        found.add(problem)
-    found.refuse()
+    found = list(islice(problems, ENOUGH))
+    more = len(found) - _MAX_SHOWN
+    if more > 0:
+        found[_MAX_SHOWN:] = [f"and {'at least ' if len(found) == ENOUGH else ''}{more} more"]
+    DataError.raise_all(found)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.data.measured_text import MAX_LINE_BYTES, MeasuredText, measure_text
-from matsmerge.data.row_problems import Problems, describe, refuse
+from matsmerge.data.row_problems import ENOUGH, describe, refuse
 from matsmerge.errors import DataError
 
 Row = dict[str, Any]
@@ -53,11 +53,11 @@ def _json_array(text: MeasuredText) -> list[Row]:
 
 def _json_lines(path: Path) -> list[Row]:
     rows: list[Row] = []
-    problems = Problems()
+    problems: list[str] = []
     # Not universal newlines: JSON strings may hold other line separators as they are.
     with measure_text(path).opened(newline="\n") as file:
         for number, line in enumerate(file, 1):
-            if problems.are_enough:
+            if len(problems) >= ENOUGH:
                 break
             if not line.strip():
                 continue
@@ -65,7 +65,7 @@ def _json_lines(path: Path) -> list[Row]:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
                 what = error.msg if isinstance(error, json.JSONDecodeError) else str(error)
-                problems.add(
+                problems.append(
                     f"{path}: line {number}: expected one JSON object per line, found damaged JSON "
                     f"({what}): {line.strip()[:60]}"
                 )
@@ -73,8 +73,8 @@ def _json_lines(path: Path) -> list[Row]:
             if isinstance(row, dict):
                 rows.append(row)
             else:
-                problems.add(f"{path}: line {number}: expected an object, found {describe(row)}")
-    problems.refuse()
+                problems.append(f"{path}: line {number}: expected an object, found {describe(row)}")
+    refuse(problems)
     return rows
 
 
@@ -82,27 +82,27 @@ def _delimited(path: Path, delimiter: str) -> list[Row]:
     """Rows under a header line; all values are strings."""
     limit = csv.field_size_limit(MAX_LINE_BYTES)  # Python's own is 128 KiB
     rows: list[Row] = []
-    problems = Problems()
+    problems: list[str] = []
     try:
         with measure_text(path).opened(newline="") as file:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             try:
                 header = _header(path, next(reader, []))
                 for fields in reader:
-                    if problems.are_enough:
+                    if len(problems) >= ENOUGH:
                         break
                     if len(fields) == len(header):
                         rows.append(dict(zip(header, fields, strict=True)))
                     elif fields:
-                        problems.add(
+                        problems.append(
                             f"{path}: line {reader.line_num}: expected {len(header)} fields as in "
                             f"the header, found {len(fields)}"
                         )
             except csv.Error as error:
-                problems.add(f"{path}: line {reader.line_num}: {error}")
+                problems.append(f"{path}: line {reader.line_num}: {error}")
     finally:
         csv.field_size_limit(limit)
-    problems.refuse()
+    refuse(problems)
     return rows
 
 

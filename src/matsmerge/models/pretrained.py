@@ -17,6 +17,7 @@ from matsmerge.data.row_problems import library_errors, refuse
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import Content, Count, read_json_as
 from matsmerge.optional_import import import_optional
+from matsmerge.problems import listed
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
 Layers = Annotated[int, Field(ge=0, lt=10_000)]  # a model is made layer by layer
@@ -174,8 +175,7 @@ def _missing(label: str, model: nn.Module, names: Sequence[str]) -> list[str]:
 
 
 def _few(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
+    return listed([f"'{name}'" for name in names], 5)
 
 
 @contextmanager

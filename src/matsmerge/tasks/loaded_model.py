@@ -16,6 +16,7 @@ from matsmerge.models.heads import (
     head_parameters,
     is_plain_head,
     load_encoder_with_head,
+    make_text_head,
     num_classes_of_head,
     put_head,
 )
@@ -30,7 +31,6 @@ from matsmerge.models.peft_model import (
     unfold,
 )
 from matsmerge.models.pretrained import choose_dtype, load_pretrained, quiet, skeleton
-from matsmerge.models.text_heads import make_text_head
 from matsmerge.tasks.kinds import TaskKind, choose_kind, kind_of_encoder, kind_of_model
 from matsmerge.tasks.task import Task, TaskOptions, has_any
 from matsmerge.tasks.task_file import TaskFile

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 
 from matsmerge.data.image_files import image_source
 from matsmerge.data.labels import Labels
-from matsmerge.data.row_problems import Problems, refuse
+from matsmerge.data.row_problems import ENOUGH, refuse
 from matsmerge.data.rows import Data
 from matsmerge.data.template import Wordings
 from matsmerge.errors import DataError, closest
 from matsmerge.models.pretrained import architecture_of
 from matsmerge.optional_import import import_optional
+from matsmerge.problems import noted
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.prediction import IGNORED, Prediction, Reduction
 
@@ -183,22 +184,20 @@ def encode_all(
     """
     sources, prompt = _choose_columns(task, data, columns or {}, wordings)
     encoded: list[E] = []
-    problems = Problems()
+    problems: list[str] = []
     for number in range(len(data)) if numbers is None else numbers:
-        if problems.are_enough:
+        if len(problems) >= ENOUGH:
             break
         row = data.rows[number]
         own = {name: row[source] for name, source in sources.items() if source in row}
-        try:
+        with noted(problems, DataError, before=f"{data.name}: row {number + 1}: "):
             if wordings is not None and prompt is not None:
                 own |= wordings.fill(row, number, prompt)
             for name in task.images:
                 if name in own:
                     own[name] = image_source(own[name], data.folder)
             encoded.append(task.encode(own, number))
-        except DataError as error:
-            problems.add(*(f"{data.name}: row {number + 1}: {p}" for p in error.problems))
-    problems.refuse()
+    refuse(problems)
     return encoded
 
 

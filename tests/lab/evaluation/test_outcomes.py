@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from matsmerge.errors import DataError
-from matsmerge.lab.evaluation.ensemble import ensemble
 from matsmerge.lab.evaluation.metrics import Score
-from matsmerge.lab.evaluation.outcome import Answer, Outcome
+from matsmerge.lab.evaluation.outcome import Answer, Outcome, ensemble
 from matsmerge.lab.evaluation.results import Reading, Results, ScoredTask
 
 CLASSES = "sequence_classification"

@@ -1,8 +1,7 @@
 """Many models on many tasks: everything is checked, then each model is run."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,15 +11,16 @@ from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.data.rows import Data
-from matsmerge.errors import DataError, MatsError, closest
+from matsmerge.errors import DataError, closest
 from matsmerge.lab.evaluation.contestants import Models, name_models
-from matsmerge.lab.evaluation.ensemble import ensemble as average
 from matsmerge.lab.evaluation.metrics import choose_metrics
 from matsmerge.lab.evaluation.outcome import Outcome
+from matsmerge.lab.evaluation.outcome import ensemble as average
 from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL, Reading, Results, ScoredTask
 from matsmerge.lab.evaluation.task_evaluation import Examined, Settings, encode, resolve_head, run
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.models.model_folder import open_model
+from matsmerge.problems import noted
 from matsmerge.progress import AnyProgress, Progress, listener
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.splits import read_split
@@ -101,14 +101,14 @@ class Prepared:
         """
         problems: list[str] = []
         for one in self.runs:
-            with _noting(problems):
+            with noted(problems):
                 if one.key not in self.examined:
                     loaded, asked = self._load(one), self.tasks[one.task]
                     self.examined[one.key] = encode(
                         loaded.task, asked.data, asked.file, num_examples=self.settings.num_examples
                     )
                     self._note(loaded.notes)
-        _raise(problems)
+        DataError.raise_all(problems)
         for name in self.tasks:
             found = {e.kind.kind: e.kind for (_, task), e in self.examined.items() if task == name}
             if len(found) > 1:
@@ -121,7 +121,7 @@ class Prepared:
                     f"{name}: an ensemble needs probabilities of classes or choices, which the "
                     f"task {next(iter(found))} has none of"
                 )
-        _raise(problems)
+        DataError.raise_all(problems)
         for examined in self.examined.values():
             self._note(examined.notes)
 
@@ -233,7 +233,7 @@ def prepare(
     if isinstance(tasks, (str, Path)) or not tasks:
         raise DataError("give at least one task, as a list of task files")
     for given in tasks:
-        with _noting(problems):
+        with noted(problems):
             file = given if isinstance(given, TaskFile) else read_task_file(given)
             if file.title in asked:
                 raise DataError(f"two tasks are named '{file.title}'; rename one (name:)")
@@ -256,13 +256,13 @@ def prepare(
     ]
     runs: list[_Run] = []
     for row, source, names in wanted:
-        with _noting(problems):
+        with noted(problems):
             open_model(source)  # says what is wrong with it
             for name in names:
-                with _noting(problems):
+                with noted(problems):
                     head = resolve_head(source, asked[name].file)
                     runs.append(_Run(row, source, name, head, _signature(source, head)))
-    _raise(problems)
+    DataError.raise_all(problems)
     if trained and (lacking := [name for name in asked if name not in trained]):
         notes.append(
             f"averages are normalised without {', '.join(lacking)}, for which no individual model "
@@ -308,17 +308,3 @@ def _signature(source: str, head: str | None) -> str:
 def _place(source: str) -> str:
     path = local_path(source)
     return str(path.resolve()) if path.exists() else source
-
-
-@contextmanager
-def _noting(problems: list[str]) -> Iterator[None]:
-    """Go on after an error, which is noted."""
-    try:
-        yield
-    except MatsError as error:
-        problems += [problem for problem in error.problems if problem not in problems]
-
-
-def _raise(problems: Sequence[str]) -> None:
-    if problems:
-        raise DataError(problems)

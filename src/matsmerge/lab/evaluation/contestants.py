@@ -48,8 +48,7 @@ def _named(pairs: Sequence[tuple[str | None, str]]) -> dict[str, str]:
     ]
     if not named:
         problems.append("give at least one model")
-    if problems:
-        raise DataError(problems)
+    DataError.raise_all(problems)
     return dict(named)
 
 

@@ -222,8 +222,7 @@ def choose_metrics(task_file: TaskFile, kind: TaskKind | None = None) -> list[st
             )
     if metrics and len(set(metrics)) < len(metrics):
         problems.append(f"{name}: a metric is given twice: {', '.join(metrics)}")
-    if problems:
-        raise DataError(problems)
+    DataError.raise_all(problems)
     if metrics or kind is None:
         return list(metrics or ("accuracy",))
     fitting = [m for m in kind.metrics if (METRICS[m].needs == "texts") == generates]

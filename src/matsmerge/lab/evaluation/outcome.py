@@ -1,8 +1,8 @@
-"""What one model answered on one task, example by example."""
+"""What one model answered on one task, example by example; and what several answer together."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from matsmerge.errors import DataError
 from matsmerge.lab.evaluation.metrics import METRICS, Decisions, Floats, Score
+
+_LEAST = float(np.finfo(np.float32).tiny)  # what a probability of zero in float32 may have been
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,14 +62,14 @@ class Outcome:
         for answer in self.answers:
             if answer.probabilities is None:
                 raise DataError(f"{self.task}: has no probabilities of classes or choices")
-            tables.append(np.atleast_2d(answer.probabilities))
-        num_classes = max(table.shape[1] for table in tables)
-        lengths = [len(table) for table in tables]
+            tables.append(np.atleast_2d(answer.probabilities).astype(np.float64))
+        widest = max(table.shape[1] for table in tables)
+        wide = [np.pad(table, ((0, 0), (0, widest - table.shape[1]))) for table in tables]
         return Decisions(
             np.concatenate([np.atleast_1d(np.array(a.target, np.int64)) for a in self.answers]),
             np.concatenate([np.atleast_1d(np.array(a.prediction, np.int64)) for a in self.answers]),
-            np.concatenate([_widened(table, num_classes) for table in tables]),
-            np.repeat(np.arange(len(tables)), lengths),
+            np.concatenate(wide),
+            np.repeat(np.arange(len(tables)), [len(table) for table in tables]),
         )
 
     def texts(self) -> list[tuple[str, str]]:
@@ -86,10 +88,39 @@ class Outcome:
             yield json.dumps(answer.to_json(), ensure_ascii=False)
 
 
-def _widened(table: NDArray[np.float32], num_classes: int) -> Floats:
-    wide = np.zeros((len(table), num_classes))
-    wide[:, : table.shape[1]] = table
-    return wide
+def ensemble(outcomes: Sequence[Outcome], *, length_normalize: bool = False) -> Outcome:
+    """p(y | x) = 1/M sum_m p_m(y | x), for each example, and for each word where there are words.
+
+    The outcomes are of the same rows. With `length_normalize` the loss of an example is the mean
+    over its words instead of the sum.
+    """
+    first = outcomes[0]
+    answers = []
+    for same in zip(*(outcome.answers for outcome in outcomes), strict=True):
+        tables = [answer.probabilities for answer in same if answer.probabilities is not None]
+        shapes, targets = {table.shape for table in tables}, {str(a.target) for a in same}
+        if len(shapes) > 1 or len(targets) > 1:
+            sizes = ", ".join(str(table.shape[-1]) for table in tables)
+            raise DataError(
+                f"{first.task}: row {same[0].number + 1}: the models differ in its classes or its "
+                f"label (they have {sizes} classes)"
+            )
+        answers.append(_mean(same[0], tables, length_normalize))
+    return replace(first, answers=answers)
+
+
+def _mean(answer: Answer, tables: Sequence[NDArray[np.float32]], length_normalize: bool) -> Answer:
+    mean = np.mean(np.stack(tables).astype(np.float64), axis=0)  # (classes,) or (words, classes)
+    rows = np.atleast_2d(mean)
+    targets = np.atleast_1d(np.array(answer.target, np.int64))
+    losses = -np.log(np.maximum(rows[np.arange(len(rows)), targets], _LEAST))
+    return Answer(
+        answer.number,
+        answer.target,
+        mean.argmax(-1).tolist(),
+        mean.astype(np.float32),
+        float(losses.mean() if length_normalize else losses.sum()),
+    )
 
 
 def _digits(values: NDArray[np.float32]) -> Any:

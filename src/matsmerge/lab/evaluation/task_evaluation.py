@@ -85,12 +85,10 @@ def encode(
     examples = encode_all(doing, data, task_file.columns, range(num), wordings=task_file.wordings)
     unfit = [m for m in metrics if METRICS[m].same_classes]
     if unfit and len({example.num_choices for example in examples}) > 1:
-        raise DataError(
-            [
-                f"{name}: the metric '{metric}' needs choice n to mean the same in every example, "
-                "but the examples differ in the number of their choices; use accuracy"
-                for metric in unfit
-            ]
+        DataError.raise_all(
+            f"{name}: the metric '{metric}' needs choice n to mean the same in every example, "
+            "but the examples differ in the number of their choices; use accuracy"
+            for metric in unfit
         )
     rows = [data.rows[number] for number in range(num)]
     return Examined(
@@ -109,7 +107,7 @@ def run(loaded: LoadedModel, examined: Examined, settings: Settings, progress: P
     model, task_file, examples = loaded.model, examined.task_file, examined.examples
     model.eval()
     doing = _doing(loaded.task, task_file)
-    found: dict[int, Answer] = {}
+    found: list[Answer] = []
     lengths = [example.length for example in examples]
     with torch.no_grad():
         for indices in make_batches(lengths, settings.batch_size, settings.max_tokens):
@@ -125,15 +123,10 @@ def run(loaded: LoadedModel, examined: Examined, settings: Settings, progress: P
                         f"task {task_file.title} is {answer.loss}; its weights hold or lead to NaN "
                         "or Inf (a larger --dtype may help)"
                     )
-            found.update(zip(indices, answers, strict=True))
+            found += answers
             progress.advance(len(indices))
-    return Outcome(
-        task_file.title,
-        examined.kind.kind,
-        examined.split,
-        examined.data,
-        [found[i] for i in range(len(examples))],
-    )
+    found.sort(key=lambda answer: answer.number)
+    return Outcome(task_file.title, examined.kind.kind, examined.split, examined.data, found)
 
 
 def resolve_head(model_folder: str | Path, task_file: TaskFile) -> str | None:
