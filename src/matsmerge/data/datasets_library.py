@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,20 @@ _MAX_RATIO, _SMALL_BYTES = 20, 64 * 2**20
 _MAX_VALUES = 50_000_000
 
 
+@dataclass(frozen=True, eq=False)
 class LazyRows(Sequence[Row]):
     """So many rows, each made by a function when it is asked for."""
 
-    def __init__(self, num_rows: int, get: Callable[[int], Row]) -> None:
-        self._num_rows, self._get = num_rows, get
+    num_rows: int
+    get: Callable[[int], Row]
 
     def __len__(self) -> int:
-        return self._num_rows
+        return self.num_rows
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return self._get(range(self._num_rows)[index])
+        return self.get(range(self.num_rows)[index])
 
 
 def read_parquet(path: Path) -> tuple[list[str], LazyRows]:

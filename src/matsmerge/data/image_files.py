@@ -83,7 +83,7 @@ def open_image(source: Any, mode: str) -> Any:
 
 @contextmanager
 def _opened(source: Path | bytes) -> Iterator[Any]:
-    """An image that is not decoded yet; errors on it, also of its user, name where it is from."""
+    """Open an image without decoding it; errors in the `with` block name its source."""
     library = import_optional("PIL.Image")
     name = str(source) if isinstance(source, Path) else f"image of {len(source)} bytes"
     if isinstance(source, Path) and not source.is_file():

@@ -1,6 +1,7 @@
 """Classes: their numbers, and the names that data may use for them."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -9,15 +10,13 @@ from matsmerge.data.row_problems import describe, quote
 from matsmerge.errors import DataError, closest
 
 
+@dataclass(frozen=True)
 class Labels:
     """What labels in data stand for: the classes of a model, or choices, by number or name."""
 
-    def __init__(
-        self, num: int, numbers: Mapping[str, int], what: str = "class of the model"
-    ) -> None:
-        self._num = num
-        self._numbers = numbers
-        self._what = what  # one of them
+    num: int
+    numbers: Mapping[str, int]  # by name
+    what: str = "class of the model"  # one of them
 
     @classmethod
     def of_model(cls, model: nn.Module, names: Sequence[str] | None) -> "Labels":
@@ -51,18 +50,18 @@ class Labels:
         """Which one a label in data stands for; files without types write numbers as text."""
         if isinstance(value, str):
             digits = value.strip().removeprefix("-")
-            if value not in self._numbers and not (digits.isdecimal() and len(digits) < 20):
-                near = closest(value, self._numbers)
-                raise DataError(f"label {quote(value)} is no {self._what}{near}")
-            value = self._numbers[value] if value in self._numbers else int(value)
+            if value not in self.numbers and not (digits.isdecimal() and len(digits) < 20):
+                near = closest(value, self.numbers)
+                raise DataError(f"label {quote(value)} is no {self.what}{near}")
+            value = self.numbers[value] if value in self.numbers else int(value)
         number = value.item() if hasattr(value, "item") else value  # arrays hold it in types
         if not isinstance(number, int):
             raise DataError(
-                f"expected a label from 0 to {self._num - 1} or the name of a {self._what}, "
+                f"expected a label from 0 to {self.num - 1} or the name of a {self.what}, "
                 f"found {describe(number)}"
             )
-        if not 0 <= number < self._num:
+        if not 0 <= number < self.num:
             raise DataError(
-                f"label {number} is out of range; expected a {self._what} from 0 to {self._num - 1}"
+                f"label {number} is out of range; expected a {self.what} from 0 to {self.num - 1}"
             )
         return int(number)

@@ -17,7 +17,7 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
 
 
 def _checked(text: str, column: str) -> str:
-    """Text as it is; half of a surrogate pair, which JSON can write, is none."""
+    """Refuse half of a surrogate pair, which JSON can write and which is no text."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -6,7 +6,7 @@ from torch import nn
 
 
 class KeptBase:
-    """The last base that was loaded; `undo` gets the adapter that was put on it off again."""
+    """The last base that was loaded; `undo` takes the adapter off again."""
 
     def __init__(self) -> None:
         self.undo: Callable[[], object] | None = None

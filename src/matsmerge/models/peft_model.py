@@ -93,7 +93,7 @@ def unfold(model: nn.Module, adapted: AdaptedCheckpoint, names: Mapping[str, str
 def match_adapter_names(
     model: nn.Module, checkpoint: Checkpoint, head_names: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Trainable parameters to the adapter's tensors, and to those of a head that is apart."""
+    """Map trainable parameters to the adapter's tensors, and to those of a separate head."""
     names: dict[str, str] = {}
     of_head: dict[str, str] = {}
     problems = []
@@ -130,5 +130,5 @@ def stored_name(name: str) -> str:
 
 
 def peft_saved(specs: Mapping[str, Any]) -> dict[str, Any]:
-    """An adapter's tensors under the names the base's own parameters have."""
+    """An adapter's tensors under the base's names for them."""
     return {name.removeprefix(PREFIX): spec for name, spec in specs.items()}

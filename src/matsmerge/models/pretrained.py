@@ -29,7 +29,7 @@ _Digits = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 
 
 class _ConfigContent(Content):
-    """Of a config.json what tasks look at; transformers does not check it."""
+    """The parts of a config.json that are used; transformers does not check their types."""
 
     model_type: str | None = None
     architectures: list[str] | None = None
@@ -92,7 +92,7 @@ def skeleton(auto_class: Any, config: Any, num_labels: int | None = None) -> nn.
 
 
 def empty_model(folder: Path, class_of: Callable[[Any], Any]) -> nn.Module | None:
-    """A folder's model without values, if transformers can make it; its class by configuration."""
+    """The model of a folder without values, or None; `class_of` chooses its class by config."""
     try:
         config = read_config(folder)
         return skeleton(class_of(config), config)
@@ -180,7 +180,7 @@ def _few(names: Sequence[str]) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without reports, bars and warnings of transformers; what they say is checked instead."""
+    """Silence transformers' reports, bars and warnings; what they report is checked instead."""
     logging = import_optional("transformers.utils.logging")
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity(logging.CRITICAL)

@@ -35,7 +35,7 @@ TASKS: Mapping[str, TaskKind] = {
 
 
 def kind_of_model(config: Any, adapter: Adapter | None = None) -> TaskKind | None:
-    """The kind that a model's configuration, or that of the adapter on it, says it is for."""
+    """The kind of task that a model, or the adapter on it, was made for by its configuration."""
     kinds = list(TASKS.values())
     task_type = None if adapter is None else adapter.config.task_type
     of_adapter = [kind for kind in kinds if task_type is not None and kind.peft_type == task_type]

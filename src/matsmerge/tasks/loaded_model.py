@@ -100,7 +100,7 @@ def load_model(
 
 @dataclass(frozen=True)
 class _Loading:
-    """What was asked for, and what was found."""
+    """One call of `load_model`: its arguments, opened and checked."""
 
     opened: ModelFolder
     config: Any  # of the model, changed as its head needs it
@@ -112,7 +112,7 @@ class _Loading:
     kept: KeptBase
 
     def full(self) -> LoadedModel:
-        """A model that is stored as a whole, but perhaps for its head."""
+        """Load a full model, whose head may be in another file."""
         checkpoint, head = self.opened.checkpoint, self.head
         if head is None and (prompts := self.options.class_prompts):
             labels = self.options.labels
@@ -133,7 +133,7 @@ class _Loading:
         return loaded
 
     def adapted(self, also: Sequence[str]) -> LoadedModel:
-        """An adapter on its base."""
+        """Load an adapter on its base."""
         checkpoint, adapter, base = self.opened.checkpoint, self.opened.adapter, self.opened.base
         assert adapter is not None
         loaded = self._model(peft_saved(checkpoint.specs))

@@ -58,7 +58,7 @@ def _read(task: TaskFile, split: str | None) -> Data:
 def _named_part(
     name: str, source: str, splits: Mapping[str, str], split: str
 ) -> tuple[Data, range | None]:
-    """A split of the source, and which part of it is meant, of which no row is in another part."""
+    """The source's split and the range of its rows that is meant; parts may not overlap."""
     parts = {s: _part(name, s, wanted) for s, wanted in splits.items()}
     whole, _ = parts[split]
     data = read_data(source, split=whole)
@@ -82,7 +82,7 @@ def _named_part(
 
 
 def _part(name: str, split: str, wanted: str) -> tuple[str, slice | None]:
-    """`("train", slice(1000, None))` of `train[1000:]`; of a split's name alone all of it."""
+    """Parse `train[1000:]` to `("train", slice(1000, None))`, and `train` to `("train", None)`."""
     found = _PART.fullmatch(wanted)
     if found is not None:
         return found["name"], slice(*(n and int(n) for n in (found["start"], found["stop"])))
@@ -154,7 +154,7 @@ def _reach(value: Any, path: Sequence[str]) -> Any:
 
 
 def _number(label: Any, names: Sequence[str]) -> Any:
-    """The number of a choice by its name; a number in the data is a name where names are such."""
+    """The number of the choice that a label names; where names are digits, so are numbers."""
     are_numbers = any(name.isdecimal() for name in names)
     if str(label) in names and (are_numbers or isinstance(label, str)):
         return names.index(str(label))

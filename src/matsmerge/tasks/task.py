@@ -24,7 +24,7 @@ from matsmerge.tasks.prediction import IGNORED, Prediction, Reduction
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What may be said of a task beyond its kind."""
+    """The options of a task, besides its kind."""
 
     max_length: int | None = None  # in tokens; None: as many as the model takes, at most 512
     labels: Sequence[str] | None = None  # names of the classes, in the order of their numbers
@@ -42,7 +42,7 @@ class Encoded:
 
     @property
     def num_choices(self) -> int | None:
-        """Of how many answers it has one, where examples differ in that."""
+        """The number of answers to choose from, where examples differ in it."""
         return None
 
 
@@ -123,7 +123,7 @@ class Task(RowReader[E]):
 
     @classmethod
     def model_kind(cls, config: Any) -> "type[Task[Any]]":  # noqa: ARG003
-        """The kind whose models do it; another one where the answers of these are compared."""
+        """The kind that its models were made for; multiple choice compares answers of another."""
         return cls
 
     @classmethod
@@ -155,7 +155,7 @@ class Task(RowReader[E]):
         return self
 
     def trained_example(self, example: E) -> Encoded:
-        """An example as the task that it is trained as has it."""
+        """An example of this task as one of `trained_as`."""
         return example
 
 
@@ -204,7 +204,7 @@ def encode_all(
 def _choose_columns(
     task: RowReader[Any], data: Data, columns: Mapping[str, str], wordings: Wordings | None
 ) -> tuple[dict[str, str], str | None]:
-    """The data's column for each of the task's that is there; and the one that wordings fill."""
+    """The data's column for each column of the task, and the column that wordings fill."""
     names = (*task.required, *task.optional)
     problems = [
         f"the task {task.kind} has no column '{name}'{closest(name, names)}"

@@ -23,7 +23,7 @@ from matsmerge.tasks.task import TaskOptions
 
 
 class TaskFile(BaseModel):
-    """What is not given is as the model and the data say.
+    """A task: its data and what they mean; what is not given is taken from model and data.
 
     Data is one source, or one for each split. Of one source, `splits` says the name of each split
     in it or a part of one, as `train[1000:]`, or how much of it each split gets, as a share or a
@@ -68,7 +68,7 @@ class TaskFile(BaseModel):
         return self
 
     def options(self, *, need_targets: bool = True) -> TaskOptions:
-        """What of it concerns encoding."""
+        """The options that concern how rows are encoded."""
         prompts = tuple(w.text for w in self._wordings) if self._is_about_classes else ()
         return TaskOptions(
             self.max_length, self.labels, self.length_normalize, need_targets, prompts

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -34,26 +35,15 @@ TOKENIZER_FILES = (
 )
 
 
+@dataclass
 class TextEncoder:
     """A tokenizer with the limits of a model; remembers which examples did not fit."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        max_length: int,
-        *,
-        max_positions: int | None = None,
-        use_token_types: bool = False,
-    ) -> None:
-        self.tokenizer = tokenizer
-        self.max_length = max_length
-        self.max_positions = max_positions  # of the model, which takes no more; None: any number
-        self.truncated: set[int] = set()  # numbers of examples
-        self._use_token_types = use_token_types
-        # What padding holds does not matter, it is masked; but it must be in the vocabulary.
-        pad = tokenizer.pad_token_id
-        pad = tokenizer.eos_token_id if pad is None else pad
-        self.pad_id: int = 0 if pad is None else pad
+    tokenizer: Any
+    max_length: int
+    max_positions: int | None = None  # of the model, which takes no more; None: any number
+    use_token_types: bool = False
+    truncated: set[int] = field(default_factory=set)  # numbers of examples
 
     @classmethod
     def for_model(cls, model: nn.Module, folder: Path, max_length: int | None) -> "TextEncoder":
@@ -84,12 +74,18 @@ class TextEncoder:
             and "token_type_ids" in accepted
             and getattr(model.config, "type_vocab_size", 2) > 1
         )
-        encoder = cls(tokenizer, max_length, max_positions=limit, use_token_types=use_token_types)
+        encoder = cls(tokenizer, max_length, limit, use_token_types)
         config: Any = model.config
         if getattr(config, "pad_token_id", None) is None:
             # Decoders that classify find the last real token by it.
             config.pad_token_id = encoder.pad_id
         return encoder
+
+    @property
+    def pad_id(self) -> int:
+        """What padding holds: masked, so that it only has to be in the vocabulary."""
+        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(token for token in known if token is not None)
 
     @property
     def notes(self) -> list[str]:
@@ -113,7 +109,7 @@ class TextEncoder:
         limit = self.max_length if max_length is None else max_length
         options |= {
             "return_attention_mask": False,
-            "return_token_type_ids": self._use_token_types,
+            "return_token_type_ids": self.use_token_types,
         }
         text = self._cut(text, limit)
         pair = self._cut(pair, limit)
@@ -127,7 +123,7 @@ class TextEncoder:
         return features
 
     def ids(self, text: str, *, special: bool = True, from_end: bool = False) -> Ids:
-        """All ids of a text; of a very long one more than fit, from its beginning or its end."""
+        """A text's ids, uncut; a very long text keeps one end, with more tokens than fit."""
         text = self._cut(text, self.max_length, from_end=from_end)
         ids: Ids = self._tokenize(text, add_special_tokens=special)["input_ids"]
         return ids
@@ -138,7 +134,7 @@ class TextEncoder:
             return self.tokenizer(text, pair, **options)
 
     def _cut(self, text: Any, limit: int, *, from_end: bool | None = None) -> Any:
-        """A text or list of words with no more than is sure to give the tokens that are kept."""
+        """A text or list of words, shortened if the rest cannot change the tokens that are kept."""
         if text is None or _num_chars(text) <= _CHARS_PER_TOKEN * limit + _MIN_LONG:
             return text
         if from_end is None:
@@ -211,5 +207,5 @@ def pad_ids(rows: Sequence[Sequence[int]], value: int, length: int | None = None
 
 
 def mask_of(lengths: Sequence[int]) -> Tensor:
-    """1 where there is something: (rows, longest)."""
+    """An attention mask (rows, longest): 1 where a row has a token."""
     return (torch.arange(max(lengths))[None] < torch.tensor(lengths)[:, None]).long()

@@ -121,8 +121,4 @@ def _measure(recipe: Path, described: "Recipe") -> dict[str, Any]:
     operations = count_operations(lambda: merge_in_memory(prepared, options))
     with tempfile.TemporaryDirectory() as folder:
         found = measure_command(["merge", str(recipe), "--out", f"{folder}/merged", "--quiet"])
-    return {
-        "operations": operations,
-        "seconds": found.seconds,
-        "peak_bytes": found.peak_bytes,
-    }
+    return {"operations": operations, **asdict(found)}

@@ -72,11 +72,11 @@ class _Run:
     source: str
     task: str
     head: str | None
-    signature: str  # what is the same is built alike
+    signature: str  # models with the same one are built alike
 
     @property
     def key(self) -> tuple[str, str]:
-        """Runs that have it in common see the same examples."""
+        """Two runs with the same key see the same encoded examples."""
         return self.signature, self.task
 
 
@@ -145,7 +145,7 @@ class Prepared:
         return self._results(outcomes, about)
 
     def _run_one(self, one: _Run, progress: Progress) -> tuple[Outcome, dict[str, Any]]:
-        """A model's answers, and what it is; on return the model itself is gone."""
+        """A model's answers and its description; the model itself is freed on return."""
         loaded = self._load(one)
         outcome = run(loaded, self.examined[one.key], self.settings, progress)
         about = {
@@ -292,7 +292,7 @@ def _rows(file: TaskFile, split: str | None, notes: list[str]) -> Data:
 
 
 def _signature(source: str, head: str | None) -> str:
-    """What must be the same for two models to be built alike and to see a task alike."""
+    """A digest of all that decides how a model is built and how it encodes a task."""
     digest = hashlib.sha256()
     checkpoint = open_checkpoint(source)
     for part in (checkpoint, None if head is None else open_checkpoint(head)):

@@ -41,7 +41,7 @@ class Harness:
             raise DataError(problems or "give at least one task of lm-evaluation-harness")
 
     def run(self, models: Mapping[str, str], settings: Settings | None = None) -> Results:
-        """Every model on every task."""
+        """Score every model on every task."""
         settings = settings or Settings()
         tasks: dict[str, ScoredTask] = {}
         scores: dict[str, dict[str, dict[str, Score]]] = {}
@@ -87,7 +87,7 @@ class Harness:
 
 
 def _model_args(opened: ModelFolder) -> dict[str, str]:
-    """How the harness is told of a model: an adapter is given beside its base."""
+    """The harness's arguments for a model; an adapter is given beside its base."""
     found = {"pretrained": str(opened.base.folder)}
     if opened.adapter is not None:
         found["peft"] = str(opened.checkpoint.folder)

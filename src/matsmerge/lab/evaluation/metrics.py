@@ -26,7 +26,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Score:
-    """A value and its standard error, NaN where one example tells nothing of it."""
+    """A value and its standard error, which is NaN if there is only one example."""
 
     value: float
     error: float
@@ -72,7 +72,7 @@ def _ratio(sums: Floats, counts: Floats) -> Score:
 
 
 def _resampled(of: Weighted) -> Callable[[Decisions], Score]:
-    """A score from its value under weights: its error is found by drawing examples again."""
+    """Make a metric of a function of weighted decisions; resampling examples gives its error."""
 
     def score(decisions: Decisions) -> Score:
         value = of(decisions, np.ones(len(decisions.targets)))
@@ -140,7 +140,7 @@ def mean_average_precision(decisions: Decisions) -> Score:
 
 
 def _average_precision(decisions: Decisions, number: int) -> Callable[[Floats], float]:
-    """Of one class, from weights; ranks are found once, so that resamples need no sorting."""
+    """One class's average precision as a function of weights; decisions are ranked only once."""
     scores = decisions.probabilities[:, number]
     order = np.argsort(-scores, kind="stable")
     is_class = (decisions.targets[order] == number).astype(np.float64)
@@ -161,7 +161,7 @@ def _average_precision(decisions: Decisions, number: int) -> Callable[[Floats], 
 
 
 def exact_match(texts: Sequence[tuple[str, str]]) -> Score:
-    """The share of texts that are the target, but for white space."""
+    """The share of texts that equal their targets, white space aside."""
     equal = [" ".join(said.split()) == " ".join(target.split()) for said, target in texts]
     return mean(np.array(equal, np.float64))
 
@@ -173,7 +173,7 @@ def mean(values: Floats) -> Score:
 
 @dataclass(frozen=True)
 class Metric:
-    """What a score is computed from, and how to read it; kinds of tasks name theirs."""
+    """How a score is computed, and how to read it; each kind of task names its metrics."""
 
     of: Callable[[Any], Score]
     needs: Literal["decisions", "texts", "losses"]

@@ -28,7 +28,7 @@ class Answer:
     loss: float | None = None  # negative log-likelihood of the target
 
     def to_json(self) -> dict[str, Any]:
-        """What is known, as JSON can say it; every digit of the probabilities is kept."""
+        """The fields that are not None, for JSON; probabilities keep all digits of float32."""
         content = dict(vars(self))
         if self.probabilities is not None:
             content["probabilities"] = _digits(self.probabilities)
@@ -73,7 +73,7 @@ class Outcome:
         )
 
     def texts(self) -> list[tuple[str, str]]:
-        """What was said, and what should have been."""
+        """The text that the model wrote and the target, for each example."""
         return [(str(answer.prediction), str(answer.target)) for answer in self.answers]
 
     def losses(self) -> Floats:
@@ -81,7 +81,7 @@ class Outcome:
         return np.array([answer.loss for answer in self.answers], np.float64)
 
     def to_lines(self) -> Iterator[str]:
-        """JSON, first what it is of and then a line per example."""
+        """Lines of JSON: first the task and its data, then one for each example."""
         head = {"task": self.task, "kind": self.kind, "split": self.split, "data": self.data}
         yield json.dumps(head | {"num_examples": len(self)}, ensure_ascii=False)
         for answer in self.answers:
@@ -124,7 +124,7 @@ def _mean(answer: Answer, tables: Sequence[NDArray[np.float32]], length_normaliz
 
 
 def _digits(values: NDArray[np.float32]) -> Any:
-    """Nine digits, which are as many as tell all values of float32 apart."""
+    """Values with nine digits, enough to tell all values of float32 apart."""
     if values.ndim > 1:
         return [_digits(row) for row in values]
     return [float(f"{value:.9g}") for value in values.tolist()]

@@ -53,7 +53,7 @@ class ScoredTask(Content):
 
 
 class _ScoreContent(Content):
-    """A score in a file, which a model that broke may not have as a number."""
+    """A score in a file; the value of a broken model may be NaN or infinite."""
 
     value: float = Field(allow_inf_nan=True)
     standard_error: float | None = Field(default=None, allow_inf_nan=True)
@@ -64,7 +64,7 @@ class _ScoreContent(Content):
 
 
 class _ModelContent(Content):
-    """A model in a file; what else is known of it is let be."""
+    """A model in a file; other keys are kept as they are."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -113,12 +113,12 @@ class Results:
     )
 
     def score(self, model: str, task: str) -> Score | None:
-        """By the task's first metric; None if the model was not scored on it."""
+        """A model's score by the task's first metric; None if it was not scored on the task."""
         found = self.scores[model].get(task)
         return None if found is None else found[self.tasks[task].metric]
 
     def average(self, model: str) -> Score | None:
-        """Over all tasks, whose errors are independent; None for scores that are not alike."""
+        """The mean over tasks, whose errors are independent; None if scores are not comparable."""
         found = [self.score(model, task) for task in self.tasks]
         scores = [score for score in found if score is not None]
         alike = {"percent" if t.reading.in_percent else t.metric for t in self.tasks.values()}
@@ -166,7 +166,7 @@ class Results:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the predictions; the same for the same evaluation."""
+        """Everything except the predictions; the same evaluation gives the same content."""
         return {
             "format_version": FORMAT_VERSION,
             "versions": dict(self.versions),
@@ -187,7 +187,7 @@ class Results:
 
     @classmethod
     def from_json(cls, content: Any, where: str = "the results") -> "Results":
-        """What `to_json` gave; `where` it was found is named in errors."""
+        """Results from what `to_json` gave; errors name `where` it was found."""
         version = content.get("format_version") if isinstance(content, dict) else None
         if version != FORMAT_VERSION:
             raise DataError(
@@ -230,7 +230,7 @@ class Results:
 
     @property
     def title(self) -> str:
-        """What the numbers in the table are, if they are all the same."""
+        """The metric of the table, or `scores` where there are several."""
         found = {(m, how.in_percent) for t in self.tasks.values() for m, how in t.metrics.items()}
         names = [name + (" in percent" if percent else "") for name, percent in found]
         what = names[0] if len(names) == 1 else "scores"
@@ -258,7 +258,7 @@ class Results:
 def _convert(
     convert: Callable[[A], B], scores: Mapping[str, Mapping[str, Mapping[str, A]]]
 ) -> dict[str, dict[str, dict[str, B]]]:
-    """Scores by model, task and metric, each as something else."""
+    """Apply a function to every score, by model, task and metric."""
     return {
         model: {
             task: {metric: convert(score) for metric, score in by_metric.items()}

@@ -48,7 +48,7 @@ def evaluate(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Outcome:
-    """What a model answers; the settings are fields of `Settings`.
+    """Ask a model all examples of a task; the settings are fields of `Settings`.
 
     Batches are of examples of similar length; answers are in the order of the data, and do not
     depend on how examples are put together but for rounding.
@@ -158,7 +158,7 @@ def resolve_head(model_folder: str | Path, task_file: TaskFile) -> str | None:
 
 
 def _missing_labels(data: Data, task_file: TaskFile, num: int) -> list[str]:
-    """A file sorted by label is easily cut to some of its labels."""
+    """A note if the first examples lack labels that the data has, as in a file sorted by label."""
     column = task_file.columns.get("label", "label")
     if num == len(data) or column not in data.columns or not isinstance(data.rows, list):
         return []
@@ -173,14 +173,14 @@ def _missing_labels(data: Data, task_file: TaskFile, num: int) -> list[str]:
 
 
 def _doing(task: Task[Any], task_file: TaskFile) -> Task[Any] | Generation:
-    """The task, or its answering by written text."""
+    """The task itself, or `Generation` where the task file asks for written answers."""
     if task_file.generate is None:
         return task
     return Generation(task, task_file.generate)  # type: ignore[arg-type]  # checked by metrics
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model begins; what is kept on disk runs wherever hooks put it."""
+    """The device for inputs; a model that begins on disk (meta) takes them on the CPU."""
     device = next(model.parameters()).device
     return torch.device("cpu") if device.type == "meta" else device
 
@@ -188,7 +188,7 @@ def device_of(model: nn.Module) -> torch.device:
 def _write(
     model: nn.Module, doing: Generation, prompts: Sequence[Any], with_loss: bool
 ) -> list[Answer]:
-    """Texts that the model writes, and the losses of those it should have written."""
+    """Let the model write its answers; with their targets' losses, if asked for."""
     texts = doing.write(model, doing.collate(prompts).to(device_of(model)))
     losses: list[float] | list[None] = [None] * len(prompts)
     if with_loss:
@@ -202,7 +202,7 @@ def _write(
 def _predict(
     model: nn.Module, task: Task[Any], examples: Sequence[Encoded]
 ) -> tuple[Batch, Prediction, list[float]]:
-    """What the model makes of a batch, and the loss of each example."""
+    """Run the model on examples: the batch, its prediction and the loss of each example."""
     batch = task.collate(examples).to(device_of(model))
     prediction = task.predict(model, batch)
     losses = prediction.losses("mean" if task.options.length_normalize else "sum")

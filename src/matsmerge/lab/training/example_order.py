@@ -47,7 +47,7 @@ class ExampleOrder(Sampler[int]):
         return iter(order if self._lengths is None else self._by_length(order, drawn))
 
     def _shares(self, drawn: random.Random) -> list[int]:
-        """As many of each group, as far as that goes."""
+        """Indices with an equal share for each group; the first groups get what is left over."""
         order: list[int] = []
         for i, members in enumerate(self._members.values()):
             size, rest = divmod(self._num_examples, len(self._members))

@@ -59,7 +59,7 @@ def load_classifier(
 
 
 def _head_parameters(model: nn.Module, auto_class: Any, config: Any) -> set[str]:
-    """Parameters of what stands on the encoder; at least, of what grows with the classes."""
+    """The head's parameters: all outside the encoder, or those whose shape depends on classes."""
     names = [name for name, _ in model.named_parameters()]
     prefix = getattr(model, "base_model_prefix", "")
     if prefix and isinstance(getattr(model, prefix, None), nn.Module):
@@ -68,7 +68,7 @@ def _head_parameters(model: nn.Module, auto_class: Any, config: Any) -> set[str]
 
 
 def _initialise(model: nn.Module, names: Set[str], seed: int) -> None:
-    """Give parameters the values that a new model's would have."""
+    """Initialise parameters as those of a new model."""
     torch.manual_seed(seed)
     own: Any = model
     for name in names:
@@ -118,7 +118,7 @@ class JointModel(nn.Module):
 
 
 def _share(first: nn.Module, other: nn.Module, head: Set[str]) -> None:
-    """Let a model have the very parameters and buffers of another, but for its head's."""
+    """Make a model use the parameters and buffers of another, except for its head."""
     for name, parameter in list(first.named_parameters(remove_duplicate=False)):
         if name not in head:
             path, _, leaf = name.rpartition(".")

@@ -6,6 +6,7 @@ Everything is written into a hidden folder beside the output: `run.json` says wh
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,13 @@ _RUN = "run.json"
 _STATE = "trainer_state.json"  # what Trainer writes last of a checkpoint
 
 
+@dataclass
 class RunFolder:
     """The hidden folder of one run; it may `resume` an earlier one, or `overwrite` its output."""
 
-    def __init__(self, target: Path, *, resume: bool = False, overwrite: bool = False) -> None:
-        self.target = target
-        self._resume, self._overwrite = resume, overwrite
+    target: Path
+    resume: bool = False
+    overwrite: bool = False
 
     @cached_property
     def _staged(self) -> StagedFolder:
@@ -48,8 +50,8 @@ class RunFolder:
             "training",
             lambda folder: (folder / MANIFEST).is_file(),
             inputs=inputs,
-            overwrite=self._overwrite,
-            resume=self._resume,
+            overwrite=self.overwrite,
+            resume=self.resume,
         )
 
     def open(self, identity: Mapping[str, Any]) -> Path | None:
@@ -57,7 +59,7 @@ class RunFolder:
         try:
             self._staged.open()
             with writing(self.path):
-                last = self._last(identity) if self._resume else None
+                last = self._last(identity) if self.resume else None
                 kept = [path for path in self.path.iterdir() if read_state(path) is not None]
                 # Without what it is a run of, no checkpoint could be continued after a kill here.
                 names = frozenset([_RUN, *(path.name for path in kept)])
@@ -78,16 +80,13 @@ class RunFolder:
             found = {}
         found = found if isinstance(found, dict) else {}
         plain = json.loads(json.dumps(identity))
-        differing = [k for k in {**plain, **found} if plain.get(k) != found.get(k)]
-        if differing:
-            raise AnotherRunError(
-                [
-                    f"{self.target}: the interrupted run was another: {key} was "
-                    f"{_short(found.get(key))} and is {_short(plain.get(key))}; give what it had, "
-                    "or start anew with --overwrite"
-                    for key in differing
-                ]
-            )
+        AnotherRunError.raise_all(
+            f"{self.target}: the interrupted run was another: {key} was "
+            f"{_short(found.get(key))} and is {_short(plain.get(key))}; give what it had, or start "
+            "anew with --overwrite"
+            for key in {**plain, **found}
+            if plain.get(key) != found.get(key)
+        )
         return checkpoint
 
     def last_checkpoint(self) -> Path | None:
@@ -131,7 +130,7 @@ class _State(Content):
 
 
 def read_state(checkpoint: Path) -> dict[str, Any] | None:
-    """What Trainer wrote of a checkpoint; None if it did not come that far, or if it is damaged."""
+    """Trainer's state of a checkpoint; None if it is missing (written last) or damaged."""
     path = checkpoint / _STATE
     try:
         state = read_json(path, OutputError)

@@ -22,7 +22,11 @@ from matsmerge.lab.training.new_adapters import put_earlier_adapter, put_new_ada
 from matsmerge.lab.training.run_folder import MANIFEST
 from matsmerge.lab.training.trained_model import write_as_stored, write_joint, write_model
 from matsmerge.lab.training.training_data import PreparedTask
-from matsmerge.lab.training.training_options import FULL, TrainingOptions
+from matsmerge.lab.training.training_options import (
+    FULL,
+    LEARNING_RATE,
+    TrainingOptions,
+)
 from matsmerge.models.heads import EncoderWithHead
 from matsmerge.models.model_folder import ModelFolder, open_model
 from matsmerge.models.pretrained import choose_dtype, load_pretrained
@@ -59,10 +63,11 @@ class StartingModel:
     @property
     def rate(self) -> float:
         """The learning rate."""
-        return self.options.rate(self.kind)
+        usual = LEARNING_RATE if self.kind is None else self.kind.learning_rate
+        return usual if self.options.learning_rate is None else self.options.learning_rate
 
     def kind_of_task(self, task_file: TaskFile) -> TaskKind:
-        """The kind that a task's file says, or the model."""
+        """The kind of a task: as its file says, or else as the model was made for."""
         origin, kind = self.origin, task_file.kind
         config = origin.read_config()
         if kind is not None and kind.has_classes and task_file.head is None:
@@ -171,7 +176,7 @@ class StartingModel:
 
     @property
     def _dtype(self) -> torch.dtype:
-        """As stored; but what AdamW changes in small steps has at least 32 bits, unless asked."""
+        """The dtype given or stored; without one given, full training has at least float32."""
         dtype = choose_dtype(self.options.dtype, self.origin.base)
         if self.options.dtype is None and self.kind is None:
             return torch.promote_types(dtype, torch.float32)
@@ -183,7 +188,7 @@ class _TrainedTask(Content):
 
 
 class _Trained(Content):
-    """Of a training.json what a later run looks at."""
+    """The parts of a training.json that a later run reads."""
 
     tasks: list[_TrainedTask]
 
@@ -234,6 +239,6 @@ def _freeze(model: nn.Module, patterns: Sequence[str]) -> None:
 
 
 def _plain_name(name: str) -> str:
-    """A parameter's name without what wraps its model."""
+    """A parameter's name without the prefixes of PEFT and `JointModel`."""
     name = name.removeprefix("base_model.model.").replace(".modules_to_save.default.", ".")
     return re.sub(r"^models\.\d+\.", "", name)

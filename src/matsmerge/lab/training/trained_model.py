@@ -19,7 +19,7 @@ _OWN_FILES = ("config.json", "generation_config.json", "adapter_config.json", "*
 
 
 def write_model(model: Any, origin: ModelFolder, folder: Path) -> None:
-    """As `save_pretrained` does it, full model or adapter."""
+    """Save a full model or an adapter with its `save_pretrained`."""
     if hasattr(model, "peft_config"):
         # Otherwise PEFT asks the hub whether the vocabulary has grown.
         model.save_pretrained(str(folder), save_embedding_layers=False)
@@ -37,7 +37,7 @@ def write_model(model: Any, origin: ModelFolder, folder: Path) -> None:
 def write_joint(
     joint: JointModel, names: Sequence[str], head: Set[str], origin: ModelFolder, folder: Path
 ) -> None:
-    """The encoder, and heads beside it as a merge keeps them."""
+    """Save the encoder, and the heads beside it as a merge does (heads/TASK.safetensors)."""
     encoder: Any = joint.encoder
     encoder.config.num_labels = 2  # what no encoder says anything of
     write_model(encoder, origin, folder)
@@ -46,7 +46,7 @@ def write_joint(
 
 
 def write_as_stored(loaded: LoadedModel, task: str, folder: Path) -> None:
-    """All tensors of the checkpoint that a model is from, as it has them now, and its head."""
+    """Save all tensors of the model's checkpoint with their trained values, and its head."""
     model, checkpoint = loaded.model, loaded.checkpoint
     tensors = {name: checkpoint[name] for name in checkpoint.specs}
     for name, stored in loaded.names.items():
@@ -68,7 +68,7 @@ def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def copy_processor(folders: Sequence[Path], target: Path) -> None:
-    """Tokenizer and image processor, from the first of the folders that has each file."""
+    """Copy tokenizer and image processor, each file from the first folder that has it."""
     for folder in folders:
         for path in companion_files(folder):
             is_own = any(fnmatchcase(path.name, pattern) for pattern in _OWN_FILES)

@@ -28,7 +28,7 @@ class TaskExamples:
 
     @torch.no_grad()
     def score(self, batch_size: int, reduction: Reduction) -> float:
-        """The mean of what the kind of task measures, over examples or words; more is better."""
+        """The mean over examples or words of the kind's `validation_values`; higher is better."""
         device = next(self.model.parameters()).device
         total, count = 0.0, 0
         was_training = self.model.training
@@ -88,7 +88,7 @@ class Trainee:
         ]
 
     def collate(self, shown: Sequence[Shown]) -> dict[str, ShownBatch]:
-        """Under one key, as Trainer wants it."""
+        """A batch of examples, under one key because Trainer expects a mapping."""
         groups: dict[int, list[Shown]] = {}
         for one in shown:
             groups.setdefault(0 if self._together else one.task, []).append(one)

@@ -92,7 +92,7 @@ def should_stop(history: Sequence[Mapping[str, Any]], patience: int) -> bool:
 
 
 def load_weights(model: nn.Module, checkpoint: Path) -> None:
-    """Give a model the values that a checkpoint has of what is trained."""
+    """Load the trained values of a checkpoint into a model."""
     stored = load_file(checkpoint / _WEIGHTS)
     current = _changing(model)
     assert stored.keys() == current.keys()
@@ -116,7 +116,7 @@ def _changing(model: nn.Module) -> dict[str, Tensor]:
 
 def _trainer_class(base: Any) -> Any:
     class TaskTrainer(base):  # type: ignore[misc]
-        """Its inputs are batches of tasks."""
+        """A Trainer whose inputs are a `ShownBatch`."""
 
         loss_is_scaled_for_ga = False  # a mean over the batch, for Trainer to divide
 
@@ -218,7 +218,7 @@ def _trainer_class(base: Any) -> Any:
 
 def _watch(base: Any, options: TrainingOptions, progress: Progress) -> Any:
     class Watch(base):  # type: ignore[misc]
-        """Stops early, and says how far it is."""
+        """Stops training early, and reports its progress."""
 
         loss = math.nan  # of the last batch
         best = ""

@@ -53,7 +53,7 @@ class PreparedTask:
 
     @property
     def has_unlisted_names(self) -> bool:
-        """Are its classes names that only the training data says?"""
+        """Are its classes named, and listed nowhere but in the training data?"""
         names = self.classes or []
         return self.file.labels is None and names != _numbers_up_to(len(names))
 
@@ -110,7 +110,7 @@ def prepare_task(file: TaskFile, kind: TaskKind, options: TrainingOptions) -> Pr
 
 
 def _read(file: TaskFile, split: str) -> Data:
-    """A split; of a task with one source and no splits there is none to validate on."""
+    """Read a split; a task with one file and no splits has only training data."""
     is_whole = isinstance(file.data, str) and file.splits is None
     if is_whole and local_path(str(file.data)).is_file():
         if split == TRAIN:
@@ -202,7 +202,7 @@ def _numbered(data: Data, found: set[int]) -> list[str]:
 
 
 def _numbers_up_to(num: int) -> list[str]:
-    """The names of classes that have none."""
+    """`["0", "1", ...]`, the names of classes that are only numbered."""
     return [str(number) for number in range(num)]
 
 

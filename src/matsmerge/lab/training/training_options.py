@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FULL = "full"  # no adapter: all parameters of a model
 DEFAULT_MAX_STEPS = 5000
-DEFAULT_LEARNING_RATE = 1e-4
+LEARNING_RATE = 1e-4
 
 _ADAPTER = "Adapter"
 _LENGTH = "Length and validation"
@@ -29,7 +29,7 @@ def _option(default: Any, description: str, panel: str | None = None, **settings
 
 
 class TrainingOptions(BaseModel):
-    """What can be said of a training run beside model, tasks and output.
+    """The options of a training run, besides model, tasks and output.
 
     The paper's batches hold 1,024 examples; `batch_size` times `accumulate` is that number here.
     """
@@ -156,11 +156,6 @@ class TrainingOptions(BaseModel):
             raise ValueError("; ".join(problems))
         return self
 
-    def rate(self, kind: "AdapterKind | None") -> float:
-        """The learning rate for a kind of adapter, or a full model."""
-        usual = DEFAULT_LEARNING_RATE if kind is None else kind.learning_rate
-        return usual if self.learning_rate is None else self.learning_rate
-
     @property
     def of_adapters(self) -> dict[str, Any]:
         """Options that only adapters have."""
@@ -175,19 +170,19 @@ class TrainingOptions(BaseModel):
         return self.max_steps or DEFAULT_MAX_STEPS
 
     def described(self) -> dict[str, Any]:
-        """As JSON says it."""
+        """The options as plain values for JSON."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 def _adapter_kinds() -> "dict[str, AdapterKind]":
-    """The table, for which torch is imported; the command's help does not wait for it."""
+    """The table of adapters, imported late: it imports torch, and help should not wait for it."""
     from matsmerge.adapters.adapter_folder import ADAPTER_KINDS
 
     return ADAPTER_KINDS
 
 
 def make_options(**given: Any) -> TrainingOptions:
-    """Options, with everything that is wrong with them in one error."""
+    """Check options; everything that is wrong with them is one error."""
     try:
         return TrainingOptions.model_validate(given)
     except ValidationError as error:

@@ -32,7 +32,7 @@ class Trained:
 
     @property
     def score(self) -> float | None:
-        """Of the checkpoint that was kept, on the validation split."""
+        """The validation score of the checkpoint that was kept."""
         kept = self.manifest["kept"]
         found = [c["score"] for c in self.manifest["checkpoints"] if c["step"] == kept]
         return found[0] if found else None
@@ -59,7 +59,7 @@ def train(
 
 
 def check_device(device: str | None) -> None:
-    """Refuse what is not there, and what one process cannot use."""
+    """Refuse a device that this machine lacks, and training in several processes."""
     if device not in (None, "cpu", "cuda", "mps"):
         raise DataError(
             f"device '{device}': expected cpu, cuda or mps; choose one of several GPUs with "
@@ -162,7 +162,7 @@ def _checkpoint(history: Sequence[Mapping[str, Any]], step: int) -> dict[str, An
 
 @contextmanager
 def _resources(folder: RunFolder) -> Iterator[None]:
-    """What the machine cannot do becomes an error of ours; checkpoints stay."""
+    """Turn a full disk or a lack of memory into a `ResourceError`; checkpoints stay."""
     try:
         yield
     except OSError as error:
