@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torch.utils.data import Sampler
 
 _BATCHES_SORTED = 50  # batches' worth of examples among which those of similar length are sought
 
 
+@dataclass(eq=False)
 class ExampleOrder(Sampler[int]):
     """A random order that depends on the seed and the epoch alone.
 
@@ -16,49 +18,42 @@ class ExampleOrder(Sampler[int]):
     one several times over.
     """
 
-    def __init__(
-        self,
-        num_examples: int,
-        seed: int,
-        *,
-        batch_size: int = 1,
-        lengths: Sequence[int] | None = None,
-        groups: Sequence[int] | None = None,
-    ) -> None:
-        self._num_examples = num_examples
-        self._seed = seed
-        self._batch_size = batch_size
-        self._lengths = lengths
-        self._members: dict[int, list[int]] = {}
-        for index, group in enumerate(groups or ()):
-            self._members.setdefault(group, []).append(index)
-        self._epoch = 0
+    num_examples: int
+    seed: int
+    batch_size: int = 1
+    lengths: Sequence[int] | None = None
+    groups: Sequence[int] | None = None
+    epoch: int = 0
 
     def set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
 
     def __len__(self) -> int:
-        return self._num_examples
+        return self.num_examples
 
     def __iter__(self) -> Iterator[int]:
-        drawn = random.Random(f"{self._seed} {self._epoch}")
-        order = self._shares(drawn) if self._members else list(range(self._num_examples))
+        drawn = random.Random(f"{self.seed} {self.epoch}")
+        order = list(range(self.num_examples)) if self.groups is None else self._shares(drawn)
         drawn.shuffle(order)
-        return iter(order if self._lengths is None else self._by_length(order, drawn))
+        return iter(order if self.lengths is None else self._by_length(order, drawn))
 
     def _shares(self, drawn: random.Random) -> list[int]:
         """Indices with an equal share for each group; the first groups get what is left over."""
+        assert self.groups is not None
+        members_of: dict[int, list[int]] = {}
+        for index, group in enumerate(self.groups):
+            members_of.setdefault(group, []).append(index)
         order: list[int] = []
-        for i, members in enumerate(self._members.values()):
-            size, rest = divmod(self._num_examples, len(self._members))
+        for i, members in enumerate(members_of.values()):
+            size, rest = divmod(self.num_examples, len(members_of))
             size += i < rest
             times, more = divmod(size, len(members))
             order += members * times + drawn.sample(members, more)
         return order
 
     def _by_length(self, order: list[int], drawn: random.Random) -> list[int]:
-        assert self._lengths is not None
-        lengths, size = self._lengths, self._batch_size
+        assert self.lengths is not None
+        lengths, size = self.lengths, self.batch_size
         batches = []
         for start in range(0, len(order), size * _BATCHES_SORTED):
             some = order[start : start + size * _BATCHES_SORTED]

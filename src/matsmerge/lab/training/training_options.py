@@ -19,10 +19,14 @@ _ADAPTER = "Adapter"
 _LENGTH = "Length and validation"
 _OPTIMIZER = "Optimizer"
 _RUNNING = "Running"
+_COUNT: dict[str, Any] = {"ge": 1, "le": MOST_COUNTED}
 
 
 def _option(default: Any, description: str, panel: str | None = None, **settings: Any) -> Any:
-    """A field that is also an option of `mats train`."""
+    """A field that is also an option of `mats train`, shown in a panel of its help.
+
+    `flag`, `metavar` and `zero` are as in `cli.field_options.option`, other settings pydantic's.
+    """
     shown: dict[str, Any] = {"panel": panel}
     shown |= {key: settings.pop(key) for key in ("flag", "metavar", "zero") if key in settings}
     return Field(default, description=description, json_schema_extra=shown, **settings)
@@ -46,11 +50,7 @@ class TrainingOptions(BaseModel):
         False, "As many examples of each task, instead of in proportion to its size."
     )
     num_examples: int | None = _option(
-        None,
-        "Train on so many examples per task, drawn at random; 0: all.",
-        ge=1,
-        le=MOST_COUNTED,
-        zero=True,
+        None, "Train on so many examples per task, drawn at random; 0: all.", zero=True, **_COUNT
     )
 
     adapter: str | None = _option(
@@ -72,27 +72,21 @@ class TrainingOptions(BaseModel):
     rank: int | None = _option(None, "Of LoRA. Default: 8.", _ADAPTER, ge=1, le=MOST_RANK)
     alpha: float | None = _option(None, "Of LoRA. Default: twice the rank.", _ADAPTER, gt=0)
 
-    max_steps: int | None = _option(
-        None, "Batches at most. Default: 5000.", _LENGTH, ge=1, le=MOST_COUNTED
-    )
+    max_steps: int | None = _option(None, "Batches at most. Default: 5000.", _LENGTH, **_COUNT)
     epochs: float | None = _option(None, "Instead: times through the data, at most.", _LENGTH, gt=0)
-    eval_every: int = _option(
-        100, "Batches between checkpoints, each scored.", _LENGTH, ge=1, le=MOST_COUNTED
-    )
+    eval_every: int = _option(100, "Batches between checkpoints, each scored.", _LENGTH, **_COUNT)
     patience: int = _option(
         5,
         "Stop after so many checkpoints without improvement; the best one is kept.",
         _LENGTH,
-        ge=1,
-        le=MOST_COUNTED,
+        **_COUNT,
     )
     num_validation: int | None = _option(
         1000,
         "Score on so many examples per task, at most, drawn at random; 0: all.",
         _LENGTH,
-        ge=1,
-        le=MOST_COUNTED,
         zero=True,
+        **_COUNT,
     )
     validate_: bool = _option(
         True,
@@ -113,11 +107,7 @@ class TrainingOptions(BaseModel):
         le=MOST_AT_ONCE,
     )
     accumulate: int = _option(
-        1,
-        "Add up the gradients of so many, which then count as one batch.",
-        _OPTIMIZER,
-        ge=1,
-        le=MOST_COUNTED,
+        1, "Add up the gradients of so many, which then count as one batch.", _OPTIMIZER, **_COUNT
     )
     weight_decay: float = _option(0.0, "Of AdamW.", _OPTIMIZER, ge=0)
     max_grad_norm: float = _option(
