@@ -1,35 +1,56 @@
-"""A report as one page that needs nothing else: no network, no other file."""
+"""A report as one page that needs nothing else: no network, no other file.
+
+The page is `page.html` with its parts filled in. Its security policy forbids it to fetch anything,
+whatever the report says; figures are drawn into the page and saved from it.
+"""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 from importlib import resources
+from string import Template
 from typing import Any
 
 from matsmerge.lab.reports import document as doc
 from matsmerge.lab.reports.figure_style import COLOURS, FONT, SERIES, TEMPLATE
 from matsmerge.optional_import import import_optional
 
-# Nothing may be fetched, whatever the page says; charts are drawn into it and saved from it.
-_POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
-)
-
 
 def to_page(report: doc.Report) -> str:
     """The whole page."""
     figures: list[dict[str, Any]] = []
-    body = "\n".join(_section(section, figures) for section in report.shown)
+    sections = "\n".join(_section(section, figures) for section in report.shown)
     links = "".join(f'<li><a href="#{s.slug}">{escape(s.title)}</a></li>' for s in report.shown)
-    strip = "".join(
-        f"<div><dt>{escape(k.label)}</dt><dd>{escape(k.value)}</dd>"
-        + (f'<dd class="note">{escape(k.note)}</dd>' if k.note else "")
-        + "</div>"
-        for k in report.key_figures
+    key_figures = "".join(map(_key_figure, report.key_figures))
+    made_by = f"<footer>Made by {escape(report.made_by)}.</footer>" if report.made_by else ""
+    return _filled(
+        "page.html",
+        title=escape(report.title),
+        kind=escape(report.kind),
+        about=escape(report.about),
+        warnings="".join(map(_warning, report.warnings)),
+        key_figures=f'<dl class="strip">{key_figures}</dl>' if key_figures else "",
+        links=links,
+        sections=sections,
+        made_by=made_by,
+        figures=_figures_data(figures),
+        style=_variables() + _shipped("page.css"),
+        theme_script=_shipped("theme.js"),
+        plotly_script=import_optional("plotly.offline").get_plotlyjs(),
+        page_script=_shipped("page.js"),
     )
-    strip = f'<dl class="strip">{strip}</dl>' if strip else ""
-    warnings = "".join(map(_warning, report.warnings))
+
+
+def _shipped(name: str) -> str:
+    return resources.files("matsmerge.lab.reports").joinpath(name).read_text("utf-8")
+
+
+def _filled(name: str, **parts: object) -> str:
+    return Template(_shipped(name)).substitute(parts)
+
+
+def _figures_data(figures: list[dict[str, Any]]) -> str:
+    """The figures and their colours, as the page's script reads them."""
     drawing = {
         "figures": figures,
         "template": TEMPLATE,
@@ -38,48 +59,7 @@ def to_page(report: doc.Report) -> str:
     }
     encoder = import_optional("plotly.utils").PlotlyJSONEncoder  # what is no number becomes null
     data = json.dumps(drawing, cls=encoder, separators=(",", ":"))
-    data = data.replace("<", "\\u003c")  # so that it cannot end the script it stands in
-    made_by = f"<footer>Made by {escape(report.made_by)}.</footer>" if report.made_by else ""
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{_POLICY}">
-<meta name="referrer" content="no-referrer">
-<link rel="icon" href="data:,">
-<title>{escape(report.title)}</title>
-<style>{_variables()}{_shipped("page.css")}</style>
-<script>{_shipped("theme.js")}</script>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the content</a>
-<header>
-<div class="bar"><span class="kind">{escape(report.kind)}</span>
-<button type="button" id="theme">Dark</button></div>
-<h1>{escape(report.title)}</h1>
-<p class="about">{escape(report.about)}</p>
-{warnings}{strip}
-</header>
-<div class="columns">
-<nav aria-label="Contents"><ol>{links}</ol></nav>
-<main id="main">
-<noscript><p class="warning">Figures need JavaScript; the tables behind them do not.</p></noscript>
-{body}
-{made_by}
-</main>
-</div>
-<p id="said" role="status" class="hidden"></p>
-<script type="application/json" id="figures">{data}</script>
-<script>{import_optional("plotly.offline").get_plotlyjs()}</script>
-<script>{_shipped("page.js")}</script>
-</body>
-</html>
-"""
-
-
-def _shipped(name: str) -> str:
-    return resources.files("matsmerge.lab.reports").joinpath(name).read_text("utf-8")
+    return data.replace("<", "\\u003c")  # so that it cannot end the script it stands in
 
 
 def _variables() -> str:
@@ -127,6 +107,11 @@ def _warning(block: doc.Items) -> str:
     return f'<div class="warning" role="note"><p>{escape(block.title)}</p>{_items(block)}</div>'
 
 
+def _key_figure(figure: doc.KeyFigure) -> str:
+    note = f'<dd class="note">{escape(figure.note)}</dd>' if figure.note else ""
+    return f"<div><dt>{escape(figure.label)}</dt><dd>{escape(figure.value)}</dd>{note}</div>"
+
+
 def _folded(title: str, content: str, is_open: bool = False) -> str:
     state = " open" if is_open else ""
     return f"<details{state}><summary>{escape(title)}</summary>{content}</details>"
@@ -166,50 +151,33 @@ def _value(cell: doc.Cell | str) -> str:
 def _figure(figure: doc.Figure, figures: list[dict[str, Any]]) -> str:
     plot = figure.plot.to_plotly_json()
     del plot["layout"]["template"]  # the page has it once
+    figures.append(plot)
     switch = '<label><input type="checkbox" data-log="x" checked> logarithmic axis</label>'
     table = _folded("Table", _table(replace(figure.table, title="")))
-    half = " half" if figure.half else ""
-    figures.append(plot)
-    return _frame(
-        figures, figure.title, figure.caption, switch if figure.log_x else "", table, half
-    )
+    place = (len(figures) - 1, "half" if figure.half else "")
+    return _frame(*place, figure.title, figure.caption, switch if figure.log_x else "", table)
 
 
 def _convergence(block: doc.Convergence, figures: list[dict[str, Any]]) -> str:
+    number = len(figures)
     figures.append({"convergence": block.merges})
-    number = len(figures) - 1
     merges = "".join(f"<option>{escape(str(m['name']))}</option>" for m in block.merges)
-    controls = f"""<label class="field">Merge <select data-merge>{merges}</select></label>
-<fieldset><legend>Show</legend>
-<label><input type="radio" name="quantity-{number}" value="residual" checked> residual</label>
-<label><input type="radio" name="quantity-{number}" value="objective"> objective</label></fieldset>
-<fieldset><legend>Logarithmic</legend>
-<label><input type="checkbox" data-log="x"> iterations</label>
-<label><input type="checkbox" data-log="y" checked> values</label></fieldset>
-<fieldset class="layers"><legend>Layers <span data-count></span></legend>
-<div class="quick"><button type="button" data-quick="worst">Worst 5</button>
-<button type="button" data-quick="best">Best 5</button>
-<button type="button" data-quick="all">All shown</button>
-<button type="button" data-quick="none">None</button></div>
-<label class="field">Filter <input type="search" data-filter placeholder="part of a name"></label>
-<div class="choices" data-choices></div></fieldset>"""
+    controls = _filled("convergence.html", merges=merges, number=number).rstrip()
     tables = "".join(_folded(f"Table, {t.title}", _table(t)) for t in block.tables)
     title = "Residuals, layer by layer"
-    return _frame(figures, title, block.caption, controls, tables, " convergence")
+    return _frame(number, "convergence", title, block.caption, controls, tables)
 
 
-def _frame(
-    figures: Sequence[Any], title: str, caption: str, controls: str, more: str, kind: str
-) -> str:
-    """The frame in which the page draws the last figure."""
+def _frame(number: int, kind: str, title: str, caption: str, controls: str, more: str) -> str:
+    """The frame in which the page draws the figure of this number."""
     exports = "".join(
-        f'<button type="button" data-export="{kind}" aria-label="Save {escape(title)} as '
-        f'{kind.upper()}">{kind.upper()}</button>'
-        for kind in ("png", "svg", "csv")
+        f'<button type="button" data-export="{form}" aria-label="Save {escape(title)} as '
+        f'{form.upper()}">{form.upper()}</button>'
+        for form in ("png", "svg", "csv")
     )
     controls = f'<div class="controls">{controls}</div>' if controls else ""
-    number, name = len(figures) - 1, escape(title)
-    return f"""<figure class="figure{kind}" data-figure="{number}" data-name="{name}">
+    name, classes = escape(title), f"figure {kind}".strip()
+    return f"""<figure class="{classes}" data-figure="{number}" data-name="{name}">
 <div class="top"><span class="title">{name}</span>
 <span class="exports">{exports}</span></div>
 {controls}<div class="legend"></div>
