@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -20,6 +20,8 @@ from matsmerge.limits import MOST_AT_ONCE, NUM_SEEDS
 from matsmerge.problems import problems_of
 from matsmerge.tasks.kinds import TASKS, TaskKind
 from matsmerge.tasks.task import TaskOptions
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class TaskFile(BaseModel):
@@ -123,17 +125,24 @@ def read_task_file(path: str | Path) -> TaskFile:
         raise DataError([f"{path}: {p}" for p in problems_of(error, TaskFile)]) from error
     if file.choices is not None and file.template is None:
         raise DataError(f"{path}: choices go with a template; without one they are a column")
-    beside: dict[str, Any] = {"name": file.name or path.stem}
-    for key in ("data", "head", "tokenizer"):
-        value = getattr(file, key)
-        if isinstance(value, str):
-            beside[key] = _beside(path, value)
-        elif value is not None:
-            beside[key] = {split: _beside(path, source) for split, source in value.items()}
-    return file.model_copy(update=beside)
+    named = file.model_copy(update={"name": file.name or path.stem})
+    return beside(path, named, "data", "head", "tokenizer")
 
 
-def _beside(path: Path, name: str) -> str:
-    """A path relative to a file's folder, if there is one; else the name, of something on a hub."""
-    other = path.parent / Path(name).expanduser()
-    return str(other) if other.exists() else name
+def beside(path: Path, part: M, *names: str) -> M:
+    """A part of a file, with paths in the fields of these names relative to the file's folder.
+
+    A name that is no path there stays as it is: it is of something on a hub.
+    """
+
+    def place(source: Any) -> Any:
+        if isinstance(source, Mapping):
+            return {key: place(value) for key, value in source.items()}
+        if not isinstance(source, str):
+            return source
+        other = path.parent / Path(source).expanduser()
+        return str(other) if other.exists() else source
+
+    found = {name: getattr(part, name) for name in names}
+    places = {name: place(value) for name, value in found.items() if value is not None}
+    return part.model_copy(update=places)

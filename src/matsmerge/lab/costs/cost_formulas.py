@@ -35,14 +35,6 @@ class Setting:
     num_iterations: int = 100
 
     @property
-    def num_parameters(self) -> int:
-        return self.model.num_parameters
-
-    @property
-    def layers(self) -> Sequence[tuple[int, int]]:
-        return self.model.layers
-
-    @property
     def forward(self) -> float:
         """Operations of all models run once over all tokens."""
         return self.num_models * self.model.num_run * self.num_tokens
@@ -66,54 +58,54 @@ class Cost:
 
 
 def average(s: Setting) -> Cost:
-    return Cost(0.0, s.num_models * s.num_parameters)
+    return Cost(0.0, s.num_models * s.model.num_parameters)
 
 
 def task_arithmetic(s: Setting) -> Cost:
-    return Cost(0.0, (2 * s.num_models + 1) * s.num_parameters)
+    return Cost(0.0, (2 * s.num_models + 1) * s.model.num_parameters)
 
 
 def ties(s: Setting) -> Cost:
     """Trimming sorts: M p log p, with the natural logarithm the paper's table has."""
-    m, p = s.num_models, s.num_parameters
+    m, p = s.num_models, s.model.num_parameters
     return Cost(0.0, 9.8 * m * p + m * p * math.log(p) - 2 * p)
 
 
 def diagonal_fisher(s: Setting) -> Cost:
-    m, p = s.num_models, s.num_parameters
+    m, p = s.num_models, s.model.num_parameters
     return Cost(3 * s.forward + m * s.num_examples * p, (3 * m - 1) * p)
 
 
 def regmean(s: Setting) -> Cost:
     m = s.num_models
-    grams = sum(s.num_examples * d * d for d, _ in s.layers)
+    grams = sum(s.num_examples * d * d for d, _ in s.model.layers)
     solving = sum(
         (m - 1) * d * d + 2 / 3 * d**3 + m * d * d * k + (m - 1) * d * k + d * d * k
-        for d, k in s.layers
+        for d, k in s.model.layers
     )
     return Cost(s.forward + grams, solving)
 
 
 def mats(s: Setting) -> Cost:
     """Gram matrices and conjugate gradients, for full models."""
-    grams = sum(s.num_tokens * d * d for d, _ in s.layers)
+    grams = sum(s.num_tokens * d * d for d, _ in s.model.layers)
     return Cost(s.forward + grams, _conjugate_gradients(s))
 
 
 def mats_vectors(s: Setting) -> Cost:
     """Exact blocks of the Fisher information and conjugate gradients, for (IA)^3."""
-    blocks = sum(s.num_examples * d * d for d, _ in s.layers)
+    blocks = sum(s.num_examples * d * d for d, _ in s.model.layers)
     return Cost(3 * s.forward + blocks, _conjugate_gradients(s))
 
 
 def mats_kfac(s: Setting) -> Cost:
     """Two factors, and A X B of every model in each iteration; not in the paper's table."""
     m = s.num_models
-    factors = m * sum(s.num_tokens * (d * d + k * k) for d, k in s.layers)
-    product = sum(m * (d * d * k + d * k * k) for d, k in s.layers)
+    factors = m * sum(s.num_tokens * (d * d + k * k) for d, k in s.model.layers)
+    product = sum(m * (d * d * k + d * k * k) for d, k in s.model.layers)
     # The preconditioner's eigenvectors of both sides, about 9 n^3 each.
-    setting_up = product + sum(9 * (d**3 + k**3) for d, k in s.layers)
-    iterations = s.num_iterations * (product + sum(12 * d * k for d, k in s.layers))
+    setting_up = product + sum(9 * (d**3 + k**3) for d, k in s.model.layers)
+    iterations = s.num_iterations * (product + sum(12 * d * k for d, k in s.model.layers))
     return Cost(3 * s.forward + factors, setting_up + iterations)
 
 
@@ -121,7 +113,7 @@ def _conjugate_gradients(s: Setting) -> float:
     m, i = s.num_models, s.num_iterations
     return sum(
         (m - 1) * d * d + m * d * d * k + (m - 1) * d * k + i * (d * d * k + 12 * d * k)
-        for d, k in s.layers
+        for d, k in s.model.layers
     )
 
 

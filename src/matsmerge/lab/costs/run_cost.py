@@ -1,5 +1,6 @@
 """What a run took: operations by torch's counter, seconds and peak memory."""
 
+import math
 import resource
 import subprocess
 import sys
@@ -40,20 +41,16 @@ def count_operations(run: Callable[[], Any]) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-def _batches(shape: Any) -> int:
-    return int(torch.Size(shape[:-2]).numel()) if len(shape) > 2 else 1
-
-
 def _eigh(shape: Any, *_: Any, **__: Any) -> int:
-    return int(2 * _batches(shape) * _EIGENDECOMPOSITION * shape[-1] ** 3)
+    return int(2 * math.prod(shape[:-2]) * _EIGENDECOMPOSITION * shape[-1] ** 3)
 
 
 def _cholesky(shape: Any, *_: Any, **__: Any) -> int:
-    return int(2 * _batches(shape) * shape[-1] ** 3 / 6)
+    return int(2 * math.prod(shape[:-2]) * shape[-1] ** 3 / 6)
 
 
 def _cholesky_solve(right: Any, factor: Any, *_: Any, **__: Any) -> int:
-    return int(2 * _batches(factor) * factor[-1] ** 2 * right[-1])
+    return int(2 * math.prod(factor[:-2]) * factor[-1] ** 2 * right[-1])
 
 
 def measure_command(arguments: list[str]) -> Measured:

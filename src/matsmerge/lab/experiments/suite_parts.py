@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from matsmerge.limits import MOST_COUNTED
+from matsmerge.methods.method import Method
 from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.tasks.task_file import TaskFile
 
@@ -55,15 +56,18 @@ class MethodOfSuite(Part):
     label: str | None = None
     variants: list[str] | None = None  # those it makes sense for; None: all
 
+    def parsed(self) -> Method:
+        return MethodSpec.model_validate(as_plain(self.method)).at_depth(0)
 
-def needs_data(method: MethodOfSuite) -> bool:
-    """Does a merge run the models on their data?"""
-    if True in method.search.get("match_heads", ()):
-        return True
-    try:
-        return MethodSpec.model_validate(as_plain(method.method)).at_depth(0).uses_merged_inputs
-    except ValidationError:
-        return False  # a recipe with it says what is wrong
+    @property
+    def needs_data(self) -> bool:
+        """Whether a merge by this method runs the models on their data."""
+        if True in self.search.get("match_heads", ()):
+            return True
+        try:
+            return self.parsed().uses_merged_inputs
+        except ValidationError:
+            return False  # a recipe with it says what is wrong
 
 
 def name_of(part: str | dict[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """What a suite asks for: the steps to do, and their outcomes as results."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.studies.study import Asked
 from matsmerge.lab.experiments.suite import Suite
 from matsmerge.lab.experiments.suite_results import VariantResults
-from matsmerge.lab.experiments.suite_setup import NOTHING_LOCAL, Local, Setup
+from matsmerge.lab.experiments.suite_setup import Local, Setup
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Plan:
     """All studies of a suite, for all its variants and seeds."""
 
     suite: Suite
-    local: Local = NOTHING_LOCAL
+    local: Local = field(default_factory=Local)
 
     @cached_property
     def _asked(self) -> list[tuple[str, str, Asked]]:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from matsmerge.engine.merge_file import MergeContent
 from matsmerge.errors import DataError
-from matsmerge.files.guarded_files import Content, Count, parse_as, read_json
+from matsmerge.files.guarded_files import Content, Count, read_json_as
 
 FORMAT_VERSION = 1
 RESULTS = "results.json"
@@ -20,6 +20,7 @@ _MAX_VALUES = 5_000_000  # most are residuals in what is kept of every merge.jso
 INDIVIDUAL, JOINT, ENSEMBLE, BASE = "individual", "joint", "ensemble", "base"
 REFERENCES = (BASE, INDIVIDUAL, JOINT, ENSEMBLE)  # rows of a comparison that are no merges
 SEQUENTIAL = "sequential"  # the row of a model that was trained on two tasks, one after the other
+NO_MERGES = (*REFERENCES, SEQUENTIAL)
 
 
 class _Part(BaseModel):
@@ -44,14 +45,21 @@ class _SuiteContent(Content):
     paper: dict[str, str] | None = None
 
 
+class _Named(Content):
+    name: str
+
+
+_Overlaps = list[Annotated[float, Field(allow_inf_nan=True)] | None]
+
+
 class _Subspaces(Content):
     """As `mats inspect --subspace --json` says it."""
 
-    tasks: list["_Named"]
+    tasks: list[_Named]
     rank: Count | None = None
     energy: float | None = None
-    overlap: list["Overlaps"]
-    overlap_at_random: list["Overlaps"]
+    overlap: list[_Overlaps]
+    overlap_at_random: list[_Overlaps]
     relative_to: str | None = None
     distances: dict[str, dict[str, float | None]] | None = None
 
@@ -66,13 +74,6 @@ class _Subspaces(Content):
         return self
 
 
-class _Named(Content):
-    name: str
-
-
-Overlaps = list[Annotated[float, Field(allow_inf_nan=True)] | None]
-
-
 def _fits(expected: type[Content]) -> AfterValidator:
     """Leave plain data as it is, if all that is looked at is of the expected type."""
 
@@ -85,8 +86,6 @@ def _fits(expected: type[Content]) -> AfterValidator:
 
 Plain = dict[str, Any]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-
-
 Subspaces = Annotated[Plain, _fits(_Subspaces)]
 
 
@@ -109,9 +108,7 @@ class Outcome(_Part):
     chosen: dict[str, Any] = Field(default_factory=dict)  # values of what was tuned
     num_tried: int = 1
     recipe: Plain | None = None  # the one that was chosen
-    merge: Annotated[Plain, _fits(MergeContent)] | None = (
-        None  # its merge.json, with every layer's convergence
-    )
+    merge: Annotated[Plain, _fits(MergeContent)] | None = None  # its merge.json
 
 
 class Row(Outcome):
@@ -260,8 +257,7 @@ def read_results(folder: Path) -> SuiteResults:
     if not path.exists():
         raise DataError(f"{path}: no such file; `mats experiment run SUITE` writes one")
     try:
-        content = read_json(path, DataError, _MAX_BYTES, most_values=_MAX_VALUES)
-        return parse_as(content, SuiteResults, str(path), DataError)
+        return read_json_as(path, SuiteResults, DataError, _MAX_BYTES, _MAX_VALUES)
     except DataError as error:
         advice = f"{path}: not the results of a suite, or damaged; run the suite again"
         raise DataError([*error.problems, advice]) from error

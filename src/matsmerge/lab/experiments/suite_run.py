@@ -37,6 +37,7 @@ from matsmerge.lab.experiments.suite import Suite, make_suite
 from matsmerge.lab.experiments.suite_plan import Plan
 from matsmerge.lab.experiments.suite_results import RESULTS, StepRecord, SuiteResults
 from matsmerge.lab.experiments.suite_setup import local
+from matsmerge.problems import reworded
 from matsmerge.progress import AnyProgress, Progress, listener
 
 Done = tuple[Any, float]  # what a step found, and how many seconds it took
@@ -124,7 +125,7 @@ def _check_folder(folder: Path) -> None:
 
 
 def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progress) -> None:
-    """Steps in their order, as soon as what they need is there."""
+    """Run each step as soon as the steps it needs are done, in their order otherwise."""
     done = {step.key for step in steps if store.load(step) is not None}
     for note in store.notes:
         progress.note(f"note: {note}")
@@ -170,7 +171,7 @@ def _has_room(step: Step[Any], running: Mapping[Any, Step[Any]], num_workers: in
 
 @contextmanager
 def _beginning(num_workers: int) -> Iterator[Callable[[Step[Any], Places, Path], "Future[Done]"]]:
-    """What begins a step: in one of several processes, which stay for others, or right here."""
+    """Yield a function that starts a step: in a pool of processes, or here with one worker."""
     if num_workers == 1:
         yield _done_here
         return
@@ -207,10 +208,8 @@ def _done_here(step: Step[Any], places: Places, out: Path) -> "Future[Done]":
 
 def _outcome(future: "Future[Done]", step: Step[Any]) -> Done:
     try:
-        return future.result()
-    except MatsError as error:
-        problems = [f"{step.name}: {problem}" for problem in error.problems]
-        raise type(error)(problems) from error
+        with reworded(before=f"{step.name}: "):
+            return future.result()
     except BrokenProcessPool as error:
         raise ResourceError(
             f"{step.name}: its process was killed, probably for want of memory; run fewer at once "
@@ -219,7 +218,7 @@ def _outcome(future: "Future[Done]", step: Step[Any]) -> Done:
 
 
 def _become_worker(num_threads: int) -> None:
-    """Let the parent deal with Ctrl-C, and take us along when it dies."""
+    """Begin as a worker: the parent handles Ctrl-C, and the worker ends when the parent dies."""
     import torch
 
     become_worker()

@@ -22,10 +22,9 @@ from matsmerge.lab.experiments.steps import (
     Train,
     UnlabelledMerge,
 )
-from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant, needs_data
+from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant
 from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL
 from matsmerge.lab.training.training_options import make_options as training_options
-from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.statistics.collection_options import make_options as statistics_options
 from matsmerge.tasks.task_file import TaskFile
 
@@ -47,9 +46,6 @@ class Local:
         """What they take the place of, and their names."""
         base = [] if self.base is None else [f"base model: {self.base.path.name}"]
         return base + [f"data of {task}: {given.path.name}" for task, given in self.data.items()]
-
-
-NOTHING_LOCAL = Local()
 
 
 def local(base: Path | None, data: Path | None, tasks: Collection[str]) -> Local:
@@ -79,7 +75,7 @@ class Setup:
     suite: "Suite"
     variant_name: str
     seed: int
-    local: Local = NOTHING_LOCAL
+    local: Local = field(default_factory=Local)
     taken: tuple[str, str] | None = None  # expectation and split, if not the variant's
 
     @property
@@ -195,7 +191,7 @@ class Setup:
     ) -> Merging:
         """The models of some tasks, by default of all, to merge by a method."""
         tasks = tasks or list(self.suite.tasks)
-        parsed = MethodSpec.model_validate(as_plain(method.method)).at_depth(0)
+        parsed = method.parsed()
         wanted = tasks if with_statistics or parsed.needed_statistics else []
         own = self
         if method.expectation not in (None, self.variant.expectation) and self.taken is None:
@@ -207,7 +203,7 @@ class Setup:
             method.method,
             parsed.model_dump(mode="json"),
             self.variant.heads,
-            {task: self._shown(task) for task in tasks} if needs_data(method) else {},
+            {task: self._shown(task) for task in tasks} if method.needs_data else {},
         )
 
     def _shown(self, task: str) -> Shown:

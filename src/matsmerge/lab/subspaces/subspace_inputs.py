@@ -8,8 +8,9 @@ from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.engine.evidence import BESIDE
 from matsmerge.engine.merge_file import read_merged_recipe
 from matsmerge.engine.private_paths import read_paths
-from matsmerge.errors import MatsError, RecipeError
+from matsmerge.errors import CheckpointError, RecipeError
 from matsmerge.lab.subspaces.subspace_view import Task
+from matsmerge.problems import noted
 from matsmerge.recipes.recipe import short_names
 from matsmerge.statistics.statistics_file import open_statistics
 
@@ -19,7 +20,7 @@ T = TypeVar("T")
 def open_tasks(files: Sequence[str]) -> list[Task]:
     """Tasks by their statistics alone."""
     names = short_names([file.removesuffix(".safetensors") for file in files])
-    opened = _open_all(files, open_statistics)
+    opened = _open_all(open_statistics, files)
     return [Task(name, found) for name, found in zip(names, opened, strict=True)]
 
 
@@ -39,13 +40,13 @@ def open_merge(
             "--model MODEL --statistics FILE for each task, in the same order, or a merged model "
             "whose merge.json names them"
         )
-    opened = _open_all(sources, open_checkpoint, None if models else "--model")
-    noted = [paths.statistics.get(n) or e.get("statistics") for n, e in named]
-    noted = noted if len(noted) == len(sources) else [None] * len(sources)
-    files = list(statistics) or _find_statistics(noted, opened)
-    found = _open_all(files, open_statistics, None if statistics else "--statistics")
+    opened = _open_all(open_checkpoint, sources, None if models else "--model")
+    recorded = [paths.statistics.get(n) or e.get("statistics") for n, e in named]
+    recorded = recorded if len(recorded) == len(sources) else [None] * len(sources)
+    files = list(statistics) or _find_statistics(recorded, opened)
+    found = _open_all(open_statistics, files, None if statistics else "--statistics")
     wanted = base or (None if models else paths.base or recipe.get("base"))
-    bases = _open_all([wanted] if wanted else [], open_checkpoint, None if base else "--base")
+    bases = _open_all(open_checkpoint, [wanted] if wanted else [], None if base else "--base")
     names = [name for name, _ in named]
     if models or not all(names):
         names = short_names(sources)
@@ -53,10 +54,10 @@ def open_merge(
     return merged, bases[0] if bases else None, tasks
 
 
-def _find_statistics(noted: Sequence[str | None], models: Sequence[Checkpoint]) -> list[str]:
+def _find_statistics(recorded: Sequence[str | None], models: Sequence[Checkpoint]) -> list[str]:
     """The statistics that a recipe names, or else those beside each model."""
     found, problems = [], []
-    for name, model in zip(noted, models, strict=True):
+    for name, model in zip(recorded, models, strict=True):
         place = model.place if model.place is None or model.place.is_dir() else model.place.parent
         if name is not None:
             found.append(name)
@@ -67,24 +68,19 @@ def _find_statistics(noted: Sequence[str | None], models: Sequence[Checkpoint]) 
                 f"{model.label}: no merge.json names its statistics, and there is no {BESIDE} "
                 "beside it; give one file for each model with --statistics, in the same order"
             )
-    if problems:
-        raise RecipeError(problems)
+    RecipeError.raise_all(problems)
     return found
 
 
 def _open_all(
-    names: Sequence[str], opener: Callable[[str], T], option: str | None = None
+    opener: Callable[[str], T], names: Sequence[str], option: str | None = None
 ) -> list[T]:
     """Open everything, or say of all that cannot be; with an option, `merge.json` named them."""
-    opened, problems = [], []
-    kind = MatsError
+    opened: list[T] = []
+    problems: list[str] = []
     hint = f"; merge.json names it, say with {option} where it is now" if option else ""
     for name in names:
-        try:
+        with noted(problems, after=hint):
             opened.append(opener(name))
-        except MatsError as error:
-            kind = type(error)
-            problems += [f"{problem}{hint}" for problem in error.problems]
-    if problems:
-        raise kind(problems)
+    CheckpointError.raise_all(problems)
     return opened

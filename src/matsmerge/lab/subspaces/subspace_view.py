@@ -31,6 +31,7 @@ from matsmerge.linalg.subspaces import (
     split,
 )
 from matsmerge.linalg.triangle import triangle_dim
+from matsmerge.problems import noted
 from matsmerge.progress import AnyProgress, Progress, listener
 from matsmerge.statistics.linear_maps import Layout
 from matsmerge.statistics.spectra import spectrum
@@ -149,12 +150,9 @@ def _check_statistics(tasks: Sequence[Task], *, force: bool) -> None:
                 "with --statistics gram"
             )
         if task.model is not None and not force:
-            try:
+            with noted(problems, StatisticsError):
                 check_belongs(task.statistics, task.model)
-            except StatisticsError as error:
-                problems += error.problems
-    if problems:
-        raise StatisticsError(problems)
+    StatisticsError.raise_all(problems)
 
 
 def _maps_by_weight(statistics: Statistics) -> dict[tuple[str, Layout, int], Map]:
@@ -173,13 +171,11 @@ def _is_asked_for(m: Map, patterns: Sequence[str]) -> bool:
 
 def _check_patterns(patterns: Sequence[str], maps: Sequence[Map]) -> None:
     modules = dict.fromkeys(m.module for m in maps)
-    problems = [
+    RecipeError.raise_all(
         f"layers: '{pattern}' matches no linear map{closest(pattern, modules)}"
         for pattern in patterns
         if not any(_is_asked_for(m, [pattern]) for m in maps)
-    ]
-    if problems:
-        raise RecipeError(problems)
+    )
 
 
 def _names_in(base: Checkpoint | None, model: Checkpoint | None) -> dict[str, str]:
