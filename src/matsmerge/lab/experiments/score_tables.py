@@ -2,11 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from matsmerge.errors import DataError
 from matsmerge.lab.experiments.suite_results import SuiteResults, VariantResults
 
+Value = TypeVar("Value")
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, header, rows
 
 
@@ -19,6 +22,14 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
         return math.nan, None
     error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
     return statistics.fmean(values), error
+
+
+def grouped(pairs: Iterable[tuple[Any, Value]]) -> dict[Any, list[Value]]:
+    """Values by their keys, both in the order in which they come."""
+    found: dict[Any, list[Value]] = defaultdict(list)
+    for key, value in pairs:
+        found[key].append(value)
+    return found
 
 
 def score_tables(results: SuiteResults) -> Iterator[Table]:
@@ -66,13 +77,11 @@ def compare_runs(runs: Mapping[str, SuiteResults]) -> Iterator[Table]:
 
 def _means(variant: VariantResults) -> dict[str, list[float]]:
     """Mean scores of each seed, by method (the best last), or by method and donor."""
-    scores: dict[str, list[float]] = {}
-    for row in variant.comparison:
-        scores.setdefault(row.method, []).append(row.test.mean)
-    scores = dict(sorted(scores.items(), key=lambda item: mean_and_error(item[1])[0]))
-    for found in variant.intermediate:
-        scores.setdefault(f"{found.method} with {found.donor}", []).append(found.score)
-    return scores
+    scores = grouped((row.method, row.test.mean) for row in variant.comparison)
+    return {
+        **dict(sorted(scores.items(), key=lambda item: mean_and_error(item[1])[0])),
+        **grouped((f"{one.method} with {one.donor}", one.score) for one in variant.intermediate),
+    }
 
 
 def _percent(values: Sequence[float]) -> str:

@@ -22,6 +22,7 @@ from matsmerge.lab.training.training_run import train
 from matsmerge.lab.tuning.search import MODEL, RECIPE, REPORT, tune
 from matsmerge.lab.tuning.search_space import SearchSpace
 from matsmerge.lab.tuning.tuning_file import Options as TuningOptions
+from matsmerge.recipes.method_spec import as_plain
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.collection_run import Output
 from matsmerge.statistics.prepared_collection import Choice, prepare
@@ -125,7 +126,7 @@ class Merging:
 
     def recipe(self, places: Places) -> dict[str, Any]:
         """The recipe as plain data."""
-        method, statistics = self.method, self.statistics
+        statistics = self.statistics
         return {
             "base": places.name(self.base),
             "models": [
@@ -134,7 +135,7 @@ class Merging:
                 | ({"data": self.data[name].written(places)} if self.data else {})
                 for name, model in self.models.items()
             ],
-            "method": {"name": method} if isinstance(method, str) else dict(method),
+            "method": dict(as_plain(self.method)),
             **({"heads": self.heads} if self.heads else {}),
         }
 

@@ -11,15 +11,8 @@ from matsmerge.errors import CheckpointError, DataError
 from matsmerge.lab.evaluation import metrics as evaluation_metrics
 from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL, Reading, Results
 from matsmerge.lab.evaluation.results_folder import RESULTS, read_results
-from matsmerge.lab.reports.document import (
-    Block,
-    Items,
-    KeyFigure,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-)
+from matsmerge.lab.experiments.suite_results import REFERENCES
+from matsmerge.lab.reports import document as doc
 from matsmerge.lab.reports.numbers import NOTHING, count
 from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable, key_figures
 from matsmerge.lab.reports.sections import merge_details
@@ -29,64 +22,57 @@ from matsmerge.lab.reports.sections.tuning_trials import tuning_trials
 from matsmerge.lab.tuning.trials import read_tuning_report
 
 MERGE, TUNING, MODEL = "merge.json", "tuning.json", "model"
-_NO_MERGES = (INDIVIDUAL, ENSEMBLE, "base", "joint")
 
 
 def merge_report(
     folder: Path, scores: Sequence[Path] = (), subspaces: Mapping[str, Any] | str | None = None
-) -> Report:
+) -> doc.Report:
     """Of a merged model's folder, or of a tuned one's; `subspaces`, or why there are none."""
     content = read_merge_file(folder / MERGE)
     tuning = read_tuning_report(folder / TUNING) if (folder / TUNING).exists() else {}
-    table = _score_table(read_scores(scores), folder, content) if scores else None
+    table = _score_table(_read_scores(scores), folder, content) if scores else None
     recipe = content["recipe"]
     method = merge_details.describe_method(recipe)
     name = method.partition(" (")[0]
     models = [_model_name(entry) for entry in recipe["models"]]
     base = f" from {merge_details.short_source(recipe['base'])}" if recipe.get("base") else ""
     # What a report has is made by a function in a file of `sections/`, or here.
-    sections: dict[str, list[Block]] = {
+    sections: dict[str, list[doc.Block]] = {
         "What was merged": _what_was_merged(content),
         "Scores": score_blocks(table, f"Test scores: {table.unit}") if table else [],
         "What was tried": tuning_trials(tuning),
         "Convergence of layers": merge_details.convergence({name: content}),
-        "Subspaces": [Paragraph(subspaces)]
+        "Subspaces": [doc.Paragraph(subspaces)]
         if isinstance(subspaces, str)
         else overlap_blocks(subspaces),
         "Left to otherwise": merge_details.otherwise({name: content}),
         "Recipe": [merge_details.recipe_code("recipe.yaml", recipe)],
         "Provenance": _provenance(content, tuning),
     }
-    return Report(
+    return doc.Report(
         f"{count(len(models), 'model')} merged by {name}",
         f"{', '.join(models)}: each fine-tuned{base}, now one model, merged by {method}.",
-        [Section(title, blocks) for title, blocks in sections.items()],
+        [doc.Section(title, blocks) for title, blocks in sections.items()],
         _key_figures(table, content),
         made_by=f"matsmerge {content.get('versions', {}).get('matsmerge', '')}".strip(),
     )
 
 
-def read_scores(folders: Sequence[Path]) -> Results:
+def _read_scores(folders: Sequence[Path]) -> Results:
     """Of one evaluation or several: of other models on the same tasks, or on other tasks."""
-    combined: Results | None = None
-    for folder in folders:
-        path = folder / RESULTS if folder.is_dir() else folder
+    first, *others = [folder / RESULTS if folder.is_dir() else folder for folder in folders]
+    combined = read_results(first)
+    for path in others:
         found = read_results(path)
-        if combined is None:
-            combined = found
-        elif set(found.tasks) == set(combined.tasks):
-            combined = _with_rows(combined, found, path)
-        else:
-            combined = combined.beside(found)
-    if combined is None:
-        raise DataError("no scores were given")
+        is_same = set(found.tasks) == set(combined.tasks)
+        combined = _with_rows(combined, found, path) if is_same else combined.beside(found)
     return combined
 
 
 def _with_rows(first: Results, second: Results, path: Path) -> Results:
-    differ = [m for m in second.scores if m in first.scores and m not in (INDIVIDUAL, ENSEMBLE)]
-    if differ:
-        raise DataError(f"{path}: a model '{differ[0]}' is among other scores too; rename one")
+    both = [m for m in second.scores if m in first.scores and m not in (INDIVIDUAL, ENSEMBLE)]
+    if both:
+        raise DataError(f"{path}: a model '{both[0]}' is among other scores too; rename one")
     models, scores = {**first.models, **second.models}, {**first.scores, **second.scores}
     return Results(first.tasks, models, scores)
 
@@ -114,7 +100,7 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
                 name,
                 tasks,
                 shown(results.average(name), how) if several else next(iter(tasks.values()), None),
-                is_reference=name in _NO_MERGES or (known is not None and known in used),
+                is_reference=name in REFERENCES or (known is not None and known in used),
                 is_this=known is not None and known == own,
             )
         )
@@ -135,21 +121,21 @@ def _fingerprint(folder: Path) -> str | None:
         return None
 
 
-def _key_figures(table: ScoreTable | None, merge: Mapping[str, Any]) -> list[KeyFigure]:
+def _key_figures(table: ScoreTable | None, merge: Mapping[str, Any]) -> list[doc.KeyFigure]:
     if table and (found := key_figures(table, "average", INDIVIDUAL)):
         return found
     parameters = merge["parameters"]
     solved = sum("solved" in p for p in parameters.values())
     left = sum(bool(p.get("otherwise")) for p in parameters.values())
     return [
-        KeyFigure("models", str(len(merge["recipe"]["models"]))),
-        KeyFigure("tensors", f"{len(parameters):,}"),
-        *([KeyFigure("layers solved", f"{solved:,}")] if solved else []),
-        *([KeyFigure("left to otherwise", f"{left:,}", "tensors")] if left else []),
+        doc.KeyFigure("models", str(len(merge["recipe"]["models"]))),
+        doc.KeyFigure("tensors", f"{len(parameters):,}"),
+        *([doc.KeyFigure("layers solved", f"{solved:,}")] if solved else []),
+        *([doc.KeyFigure("left to otherwise", f"{left:,}", "tensors")] if left else []),
     ]
 
 
-def _what_was_merged(content: Mapping[str, Any]) -> list[Block]:
+def _what_was_merged(content: Mapping[str, Any]) -> list[doc.Block]:
     examples = {
         one["name"]: f"{sum(one['num_examples'].values()):,}"
         for one in content.get("inputs", ())
@@ -162,14 +148,15 @@ def _what_was_merged(content: Mapping[str, Any]) -> list[Block]:
         source = merge_details.short_source(entry["model"])
         rows.append([name, source, shown, examples.get(name, NOTHING)])
     columns = ["", "model", "weight", "examples of its statistics"]
-    blocks: list[Block] = [Table(columns, rows, "Models")]
+    blocks: list[doc.Block] = [doc.Table(columns, rows, "Models")]
     if kept := content.get("heads"):
         heads = ", ".join(sorted({name for names in kept.values() for name in names}))
-        blocks.append(Paragraph(f"Each model keeps its own head, which is not merged: {heads}."))
+        text = f"Each model keeps its own head, which is not merged: {heads}."
+        blocks.append(doc.Paragraph(text))
     return blocks
 
 
-def _provenance(content: Mapping[str, Any], tuning: Mapping[str, Any]) -> list[Block]:
+def _provenance(content: Mapping[str, Any], tuning: Mapping[str, Any]) -> list[doc.Block]:
     kinds = ("source", "statistics", "data")
     rows = [[f"{name} version", str(v)] for name, v in content.get("versions", {}).items()]
     rows += [[f"tuning, {key}", str(v)] for key, v in tuning.get("options", {}).items() if v]
@@ -178,12 +165,12 @@ def _provenance(content: Mapping[str, Any], tuning: Mapping[str, Any]) -> list[B
         for one in content.get("inputs", ())
         if (kind := next((kind for kind in kinds if kind in one), None))
     ]
-    blocks: list[Block] = [Table(["", ""], rows, "Versions")]
+    blocks: list[doc.Block] = [doc.Table(["", ""], rows, "Versions")]
     if inputs:
         heads, title = ["", "kind", "fingerprint"], "Fingerprints of the inputs"
-        blocks.append(Table(heads, inputs, title, folded=True, in_markdown=False))
+        blocks.append(doc.Table(heads, inputs, title, folded=True, in_markdown=False))
     notes = list(content.get("notes", ()))
-    return [*blocks, Items("Notes", notes)] if notes else blocks
+    return [*blocks, doc.Items("Notes", notes)] if notes else blocks
 
 
 def _model_name(entry: Mapping[str, Any]) -> str:

@@ -18,9 +18,10 @@ _MAX_BYTES = 32 * 2**20  # of second moments; decomposing more takes minutes
 def find_subspaces(
     folder: Path, wanted: bool | None = None, progress: AnyProgress | None = None
 ) -> dict[str, Any] | str | None:
-    """In the form of `mats inspect --subspace --json`; None where something is missing.
+    """The subspaces of a merge's tasks, in the form of `mats inspect --subspace --json`.
 
-    Unless they are `wanted`, a sentence where it would take long.
+    None if models or statistics are missing, or the subspaces are not `wanted` (False). If nobody
+    said whether they are (None) and it would take minutes, a sentence that says so.
     """
     if wanted is False:
         return None

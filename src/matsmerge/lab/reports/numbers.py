@@ -1,15 +1,13 @@
 """Numbers as people read them, and cells of tables that hold them."""
 
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from matsmerge.lab.reports.document import Cell
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 NOTHING = "–"
-Value = TypeVar("Value")
 
 
 def fixed(value: float | None, digits: int = 1) -> str:
@@ -68,11 +66,3 @@ def choice_text(choice: Mapping[str, Any]) -> str:
 
 def paper_cell(text: str) -> Cell:
     return Cell(text, papers=True)
-
-
-def grouped(pairs: Iterable[tuple[Any, Value]]) -> dict[Any, list[Value]]:
-    """Values by their keys, both in the order in which they come."""
-    found: dict[Any, list[Value]] = defaultdict(list)
-    for key, value in pairs:
-        found[key].append(value)
-    return found

@@ -31,13 +31,10 @@ class Outputs:
 
     def check(self, *, overwrite: bool) -> None:
         """Refuse what must not or cannot be written, before any work."""
-        if self.page is not None:
-            check_file(self.page, ".html", overwrite=overwrite)
-        if self.markdown is not None:
-            check_file(self.markdown, ".md", overwrite=overwrite)
-        if self.picture is not None:
-            check_file(self.picture, *picture.SUFFIXES, overwrite=overwrite)
-            picture.check_picture()
+        kinds = {self.page: (".html",), self.markdown: (".md",), self.picture: picture.SUFFIXES}
+        for path, suffixes in kinds.items():
+            if path is not None:
+                _check(path, *suffixes, overwrite=overwrite)
 
 
 def write_report(
@@ -76,8 +73,12 @@ def write_report(
 
 def check_figure(target: Path) -> None:
     """Refuse a file that cannot be written or drawn, before any work."""
-    check_file(target, ".html", *picture.SUFFIXES, overwrite=True)
-    if target.suffix in picture.SUFFIXES:
+    _check(target, ".html", *picture.SUFFIXES, overwrite=True)
+
+
+def _check(path: Path, *suffixes: str, overwrite: bool) -> None:
+    check_file(path, *suffixes, overwrite=overwrite)
+    if path.suffix in picture.SUFFIXES:
         picture.check_picture()
 
 

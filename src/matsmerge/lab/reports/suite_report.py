@@ -2,18 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
+from matsmerge.lab.experiments.score_tables import grouped
 from matsmerge.lab.experiments.suite_results import INDIVIDUAL, SuiteResults
-from matsmerge.lab.reports.document import (
-    Block,
-    Heading,
-    Items,
-    KeyFigure,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-)
-from matsmerge.lab.reports.numbers import choice_text, count, duration, grouped, percent
+from matsmerge.lab.reports import document as doc
+from matsmerge.lab.reports.numbers import choice_text, count, duration, percent
 from matsmerge.lab.reports.paper_numbers import NO_COLUMN, paper_column
 from matsmerge.lab.reports.scores import key_figures
 from matsmerge.lab.reports.sections import merge_details
@@ -26,26 +18,25 @@ from matsmerge.lab.reports.sections.level_sets import level_sets
 from matsmerge.lab.reports.sections.score_dots import suite_scores
 from matsmerge.lab.reports.sections.subspace_figures import suite_subspaces
 from matsmerge.lab.reports.variant import Variant
+from matsmerge.problems import shortened
 
-_SHOWN = 8  # missing steps that are named
 
-
-def suite_report(results: SuiteResults) -> Report:
+def suite_report(results: SuiteResults) -> doc.Report:
     """Everything a suite found; what it did not look for is left out."""
     variants = _variants(results)
     merges = {v.named(row.method): row.merge for v in variants for row in v.merges if row.merge}
     merges = dict(sorted(merges.items()))
 
-    def each(make: Callable[[Variant], list[Block]]) -> list[Block]:
+    def each(make: Callable[[Variant], list[doc.Block]]) -> list[doc.Block]:
         """What is made of every variant, under their names where there are several."""
-        found: list[Block] = []
+        found: list[doc.Block] = []
         for variant in variants:
             if made := make(variant):
-                found += [Heading(variant.name), *made] if len(variants) > 1 else made
+                found += [doc.Heading(variant.name), *made] if len(variants) > 1 else made
         return found
 
     # What is made of each variant is a function in a file of `sections/` and a line here.
-    sections: dict[str, list[Block]] = {
+    sections: dict[str, list[doc.Block]] = {
         "What was merged": _what_was_merged(results, variants),
         "Scores": each(suite_scores),
         "Init and objective": each(init_gains),
@@ -60,10 +51,10 @@ def suite_report(results: SuiteResults) -> Report:
         "Recipes": [code for variant in variants for code in _recipes(variant)],
         "Provenance": _provenance(results),
     }
-    return Report(
+    return doc.Report(
         results.title,
         results.about,
-        [Section(title, blocks) for title, blocks in sections.items()],
+        [doc.Section(title, blocks) for title, blocks in sections.items()],
         _key_figures(variants),
         _warnings(results),
         f"matsmerge {results.versions.get('matsmerge', '')}".strip(),
@@ -72,7 +63,7 @@ def suite_report(results: SuiteResults) -> Report:
 
 
 def _variants(results: SuiteResults) -> list[Variant]:
-    """With the names and the paper's columns that the suite's file gives."""
+    """The suite's variants, with the labels and the paper's columns that its file names."""
     about = results.suite.get("methods") or {}
     # The paper's numbers stand beside ours where the setting is the same.
     columns = {} if results.replaced else results.suite.get("paper") or {}
@@ -92,7 +83,7 @@ def _variants(results: SuiteResults) -> list[Variant]:
     ]
 
 
-def _key_figures(variants: Sequence[Variant]) -> list[KeyFigure]:
+def _key_figures(variants: Sequence[Variant]) -> list[doc.KeyFigure]:
     found = {
         v.name: key_figures(v.table, v.label("average"), v.label(INDIVIDUAL))
         for v in variants
@@ -101,14 +92,14 @@ def _key_figures(variants: Sequence[Variant]) -> list[KeyFigure]:
     if len(found) == 1:
         return next(iter(found.values()))
     return [
-        KeyFigure(f"{figure.label}, {name}", figure.value, figure.note)
+        doc.KeyFigure(f"{figure.label}, {name}", figure.value, figure.note)
         for name, figures in found.items()
         for figure in figures
         if figure.label in ("best merge", "gap closed")
     ]
 
 
-def _what_was_merged(results: SuiteResults, variants: Sequence[Variant]) -> list[Block]:
+def _what_was_merged(results: SuiteResults, variants: Sequence[Variant]) -> list[doc.Block]:
     about = results.suite
     tasks = next((v.found.tasks for v in variants if v.found.tasks), [])
     tasks = tasks or list(about.get("tasks") or {})
@@ -127,10 +118,10 @@ def _what_was_merged(results: SuiteResults, variants: Sequence[Variant]) -> list
     text += f"; test data was scored once, with {count(len(results.seeds), 'seed')}."
     if results.replaced:
         text += f" Local files took the place of the suite's: {'; '.join(results.replaced)}."
-    return [Paragraph(text), *(_choices(results.seeds, variants) if is_tuned else [])]
+    return [doc.Paragraph(text), *(_choices(results.seeds, variants) if is_tuned else [])]
 
 
-def _choices(seeds: Sequence[int], variants: Sequence[Variant]) -> list[Block]:
+def _choices(seeds: Sequence[int], variants: Sequence[Variant]) -> list[doc.Block]:
     """What was chosen for the comparison of all models."""
     rows = [
         [
@@ -144,13 +135,13 @@ def _choices(seeds: Sequence[int], variants: Sequence[Variant]) -> list[Block]:
     ]
     title = f"Methods (seed {seeds[0]})" if len(seeds) > 1 else "Methods"
     heads = ["method", "chosen by validation", "tried", "validation"]
-    return [Table(heads, rows, title)] if rows else []
+    return [doc.Table(heads, rows, title)] if rows else []
 
 
-def _recipes(variant: Variant) -> list[Block]:
+def _recipes(variant: Variant) -> list[doc.Block]:
     """Every merge's recipe, the best one's first and open."""
     best = variant.table.best.name if variant.table and variant.table.best else None
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     for row in sorted(variant.merges, key=lambda row: variant.label(row.method) != best):
         if row.recipe:
             is_best = variant.label(row.method) == best
@@ -159,27 +150,26 @@ def _recipes(variant: Variant) -> list[Block]:
     return blocks
 
 
-def _provenance(results: SuiteResults) -> list[Block]:
+def _provenance(results: SuiteResults) -> list[doc.Block]:
     times = grouped((step.kind, step.seconds) for step in results.steps)
     rows = [[f"{name} version", version] for name, version in results.versions.items()]
     rows += [["commit", results.commit]] if results.commit else []
     rows += [[str(key), str(value)] for key, value in results.machine.items()]
     rows.append(["seeds", ", ".join(map(str, results.seeds))])
-    blocks: list[Block] = []
+    blocks: list[doc.Block] = []
     if times:
         rows.append(["time of all steps", duration(sum(map(sum, times.values())))])
         took = [[kind, str(len(t)), duration(sum(t))] for kind, t in times.items()]
-        blocks.append(Table(["step", "times", "took"], took, "Time by kind of step"))
-    notes = [Items("Notes", results.notes)] if results.notes else []
-    return [Table(["", ""], rows, "Where and with what"), *blocks, *notes]
+        blocks.append(doc.Table(["step", "times", "took"], took, "Time by kind of step"))
+    notes = [doc.Items("Notes", results.notes)] if results.notes else []
+    return [doc.Table(["", ""], rows, "Where and with what"), *blocks, *notes]
 
 
-def _warnings(results: SuiteResults) -> list[Items]:
+def _warnings(results: SuiteResults) -> list[doc.Items]:
     """That a suite is not finished, with the first of what is missing."""
     num_missing = len(results.missing)
     if not num_missing:
         return []
     num_steps = num_missing + len(results.steps)
-    more = [f"and {num_missing - _SHOWN} more"] if num_missing > _SHOWN else []
     title = f"This suite is not finished: {num_missing} of {num_steps} steps are not done"
-    return [Items(title, [*results.missing[:_SHOWN], *more])]
+    return [doc.Items(title, shortened(results.missing))]

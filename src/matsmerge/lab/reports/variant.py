@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from matsmerge.lab.experiments.score_tables import mean_and_error
+from matsmerge.lab.experiments.score_tables import grouped, mean_and_error
 from matsmerge.lab.experiments.suite_results import REFERENCES, Row, VariantResults
-from matsmerge.lab.reports.numbers import count, grouped
+from matsmerge.lab.reports.numbers import count
 from matsmerge.lab.reports.paper_numbers import NO_COLUMN, PaperColumn
 from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable, mean_over_tasks
 

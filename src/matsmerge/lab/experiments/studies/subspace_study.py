@@ -10,11 +10,9 @@ from matsmerge.lab.experiments.steps import Collect
 from matsmerge.lab.experiments.studies.study import Asked, Study
 from matsmerge.lab.experiments.suite_results import Subspaces
 from matsmerge.lab.experiments.suite_setup import Setup
-from matsmerge.lab.subspaces.subspace_findings import SubspaceSize
+from matsmerge.lab.subspaces.subspace_findings import DEFAULT_ENERGY, SubspaceSize
 from matsmerge.lab.subspaces.subspace_view import Task, prepare_view
 from matsmerge.statistics.statistics_file import open_statistics
-
-_ENERGY = 0.9  # of the trace that a subspace holds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +20,7 @@ class Compare(Step[Subspaces], kind="subspaces"):
     """The overlaps of all pairs of tasks, and of each layer."""
 
     statistics: Mapping[str, Collect]
-    energy: float = _ENERGY
+    energy: float = DEFAULT_ENERGY
 
     def run(self, places: Places, _: Path, /) -> Subspaces:
         tasks = [Task(n, open_statistics(places.path(s))) for n, s in self.statistics.items()]

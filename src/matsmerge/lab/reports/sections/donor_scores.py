@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from statistics import fmean
 
-from matsmerge.lab.experiments.suite_results import INDIVIDUAL, REFERENCES, Intermediate
+from matsmerge.lab.experiments.score_tables import grouped
+from matsmerge.lab.experiments.suite_results import INDIVIDUAL, NO_MERGES, Intermediate
 from matsmerge.lab.reports.document import Block, Column, Figure, Table
-from matsmerge.lab.reports.numbers import NOTHING, choice_text, fixed, grouped, paper_cell
+from matsmerge.lab.reports.numbers import NOTHING, choice_text, fixed, paper_cell
 from matsmerge.lab.reports.scores import Score, score_cells
 from matsmerge.lab.reports.sections.score_dots import dots_by_task
 from matsmerge.lab.reports.variant import Variant
-
-_NO_MERGES = (*REFERENCES, "sequential")  # training the donor's model further
 
 
 def donor_scores(variant: Variant) -> list[Block]:
@@ -22,7 +21,7 @@ def donor_scores(variant: Variant) -> list[Block]:
     shares = grouped(((one.donor, one.method), one.score) for one in found)
     scores = {key: Score.over_seeds(values, errors[key]) for key, values in shares.items()}
     donors, methods = (list(dict.fromkeys(key[i] for key in scores)) for i in (0, 1))
-    are_merges = [method not in _NO_MERGES for method in methods]
+    are_merges = [method not in NO_MERGES for method in methods]
     columns: list[Column] = [("", [label(method) for method in methods])]
     for donor in donors:
         column = [scores.get((donor, method)) for method in methods]
@@ -39,7 +38,7 @@ def donor_scores(variant: Variant) -> list[Block]:
         label(m): [score.value if (score := scores.get((d, m))) else None for d in donors]
         for m in methods
     }
-    merges = [label(m) for m in methods if m not in _NO_MERGES]
+    merges = [label(m) for m in methods if m not in NO_MERGES]
     best = max(merges, key=lambda name: fmean(value or 0.0 for value in values[name]))
     others = [name for name in values if name not in merges]
     plot = dots_by_task(donors, values, best, others, f"test {what}")

@@ -1,7 +1,8 @@
 """Scores with the Fisher information taken one of four ways: empirical or true, by split."""
 
+from matsmerge.lab.experiments.score_tables import grouped
 from matsmerge.lab.reports.document import Block, Column, Table
-from matsmerge.lab.reports.numbers import fixed, grouped, paper_cell
+from matsmerge.lab.reports.numbers import fixed, paper_cell
 from matsmerge.lab.reports.scores import Score, score_cells
 from matsmerge.lab.reports.variant import Variant
 

@@ -3,10 +3,11 @@
 import math
 from statistics import fmean
 
+from matsmerge.lab.experiments.score_tables import grouped
 from matsmerge.lab.reports import figure_style as style
 from matsmerge.lab.reports.document import Block, Cell, Figure, Table
 from matsmerge.lab.reports.figure_style import go, plain
-from matsmerge.lab.reports.numbers import NOTHING, grouped, percent, signed
+from matsmerge.lab.reports.numbers import NOTHING, percent, signed
 from matsmerge.lab.reports.variant import Variant
 
 

@@ -3,10 +3,10 @@
 from statistics import fmean
 from typing import Any
 
-from matsmerge.lab.experiments.score_tables import mean_and_error
+from matsmerge.lab.experiments.score_tables import grouped, mean_and_error
 from matsmerge.lab.reports import figure_style as style
 from matsmerge.lab.reports.document import Block, Cell, Figure, Table
-from matsmerge.lab.reports.numbers import grouped, percent, power
+from matsmerge.lab.reports.numbers import percent, power
 from matsmerge.lab.reports.variant import Variant
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from matsmerge.checkpoints.public_names import without_paths
+from matsmerge.lab.experiments.score_tables import grouped
 from matsmerge.lab.reports.document import Block, Code, Convergence, Items, Table
-from matsmerge.lab.reports.numbers import NOTHING, count, grouped, power
+from matsmerge.lab.reports.numbers import NOTHING, count, power
 
 _NUM_POINTS = 60  # of a layer's curve
 
