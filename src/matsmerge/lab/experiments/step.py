@@ -141,7 +141,7 @@ class TaskInput:
 
 
 def data_in(path: Path) -> str | dict[str, str]:
-    """A file; or of a folder with a file for each split, all of them by name."""
+    """Data as task files name it: one file, or the files of a folder by split."""
     if path.is_file():
         return str(path)
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name != "step.json")

@@ -263,7 +263,7 @@ class Ensemble(Step[Outcome], kind="ensemble"):
 
 
 def continued(work: Callable[..., T]) -> T:
-    """Go on where a step was interrupted; anew if the run lay elsewhere then."""
+    """Resume interrupted work; begin anew if what is there was begun with other paths."""
     try:
         return work(resume=True)
     except AnotherRunError:

@@ -67,7 +67,7 @@ class Store:
         return self._known[step.key]
 
     def put(self, step: Step[R], found: R, seconds: float) -> None:
-        """Let a step's output appear under its name."""
+        """Record that a step is done, and move its output to its own name."""
         partial = self.partial(step)
         record = Record(
             name=step.name,

@@ -12,7 +12,6 @@ from matsmerge.engine.merge_file import MergeContent
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import Content, Count, read_json_as
 
-FORMAT_VERSION = 1
 RESULTS = "results.json"
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 5_000_000  # most are residuals in what is kept of every merge.json
@@ -75,7 +74,7 @@ class _Subspaces(Content):
 
 
 def _fits(expected: type[Content]) -> AfterValidator:
-    """Leave plain data as it is, if all that is looked at is of the expected type."""
+    """Check plain data against a type, and keep it as plain data."""
 
     def check(value: Any) -> Any:
         expected.model_validate(value)
@@ -235,7 +234,7 @@ class StepRecord(_Part):
 class SuiteResults(_Part):
     """Everything a report needs."""
 
-    format: int = FORMAT_VERSION
+    format: int = 1
     name: str
     title: str
     about: str

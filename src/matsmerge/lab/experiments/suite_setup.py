@@ -49,7 +49,7 @@ class Local:
 
 
 def local(base: Path | None, data: Path | None, tasks: Collection[str]) -> Local:
-    """A folder with a model, and one with a file or a folder for each task."""
+    """Find local files: `base` is a model's folder, `data` has a file or a folder per task."""
     folders = {"--base": base, "--data": data}
     missing = [(option, path) for option, path in folders.items() if path and not path.is_dir()]
     if missing:

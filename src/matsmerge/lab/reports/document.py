@@ -87,7 +87,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Items:
-    """A list, folded where it is long."""
+    """A list with a title; a `folded` one is closed until the reader opens it."""
 
     title: str
     items: Sequence[str]

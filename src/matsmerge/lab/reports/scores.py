@@ -12,14 +12,14 @@ from matsmerge.lab.reports.numbers import NOTHING, fixed, paper_cell
 
 @dataclass(frozen=True)
 class Score:
-    """As it is shown, in percent where that is usual, with a standard error if there is one."""
+    """A score as reports show it: in percent where usual, with its standard error if known."""
 
     value: float
     error: float | None = None
 
     @classmethod
-    def of(cls, value: float, error: float | None = None, factor: float = 1.0) -> "Score | None":
-        """A score that can be compared; a model that broke has none."""
+    def of(cls, value: float, error: float | None, factor: float) -> "Score | None":
+        """A score times a factor; None if it is no finite number, as that of a broken model."""
         value, error = factor * value, None if error is None else factor * error
         known = error is not None and math.isfinite(error)
         return cls(value, error if known else None) if math.isfinite(value) else None

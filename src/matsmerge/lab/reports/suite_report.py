@@ -16,7 +16,7 @@ from matsmerge.lab.reports.sections.init_gains import init_gains
 from matsmerge.lab.reports.sections.iteration_curves import iteration_curves
 from matsmerge.lab.reports.sections.level_sets import level_sets
 from matsmerge.lab.reports.sections.score_dots import suite_scores
-from matsmerge.lab.reports.sections.subspace_figures import suite_subspaces
+from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.variant import Variant
 from matsmerge.problems import shortened
 
@@ -45,7 +45,7 @@ def suite_report(results: SuiteResults) -> doc.Report:
         "Convergence of layers": merge_details.convergence(merges),
         "Cost": each(cost_scatter),
         "Level sets": each(level_sets),
-        "Subspaces": each(suite_subspaces),
+        "Subspaces": each(lambda variant: overlap_blocks(variant.found.subspaces)),
         "Intermediate tasks": each(donor_scores),
         "Left to otherwise": merge_details.otherwise(merges),
         "Recipes": [code for variant in variants for code in _recipes(variant)],

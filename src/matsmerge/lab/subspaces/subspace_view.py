@@ -239,6 +239,7 @@ def _num_inputs(shape: tuple[int, ...], layout: Layout) -> int:
 
 
 def _see(subjects: _Subjects, layer: _Layer, size: SubspaceSize, progress: Progress) -> LayerView:
+    """Decompose a layer's second moments, one task at a time, and compare their subspaces."""
     spectra: list[TaskSpectrum] = []
     bases: list[Tensor] = []
     distances: list[tuple[Distance, ...]] = []

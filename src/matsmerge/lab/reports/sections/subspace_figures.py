@@ -7,13 +7,7 @@ from matsmerge.lab.reports import figure_style as style
 from matsmerge.lab.reports.document import Block, Figure, Table
 from matsmerge.lab.reports.figure_style import go, plain
 from matsmerge.lab.reports.numbers import fixed, percent
-from matsmerge.lab.reports.variant import Variant
 from matsmerge.lab.subspaces.subspace_findings import SubspaceView, without_nan
-
-
-def suite_subspaces(variant: Variant) -> list[Block]:
-    """Of the models of a variant and its merge."""
-    return overlap_blocks(variant.found.subspaces)
 
 
 def overlap_blocks(found: Mapping[str, Any] | None) -> list[Block]:
