@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save_file
 
 from matsmerge.checkpoints import stored
-from matsmerge.checkpoints.checkpoint import TensorSpec
-from matsmerge.checkpoints.safetensors_header import DTYPES, encode_header, read_header
+from matsmerge.checkpoints.checkpoint import DTYPES, TensorSpec
+from matsmerge.checkpoints.safetensors_header import encode_header, read_header
 from matsmerge.errors import CheckpointError
 
 

@@ -7,8 +7,7 @@ from matsmerge import RecipeError
 from matsmerge.methods import METHODS
 from matsmerge.methods.objectives import OBJECTIVES
 from matsmerge.methods.solvers import SOLVERS
-from matsmerge.recipes.recipe import make_recipe
-from matsmerge.recipes.schema import recipe_schema
+from matsmerge.recipes.recipe import make_recipe, recipe_schema
 
 GOOD: list[dict[str, Any]] = [
     {"models": ["a"], "method": "average"},

@@ -8,13 +8,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from matsmerge.checkpoints.checkpoint import (
-    EXACT_DTYPES,
-    Buffer,
-    Checkpoint,
-    TensorSpec,
-    dtype_name,
-)
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, dtype_name
 from matsmerge.errors import AlignmentError
 from matsmerge.problems import counted, listed
 
@@ -133,7 +127,7 @@ def _unused_buffers(base: Checkpoint | None, tables: Mapping[str, dict[str, str]
     unused = [
         name
         for name, target in tables["base"].items()
-        if base.specs[target].dtype in EXACT_DTYPES and not any(name in t for t in others)
+        if not base.specs[target].dtype.is_floating_point and not any(name in t for t in others)
     ]
     for name in unused:
         del tables["base"][name]
@@ -326,7 +320,7 @@ def _compare_exact(name: str, everyone: Mapping[str, AlignedModel]) -> list[str]
     """Integer and boolean buffers cannot be averaged, so they must be equal."""
     first, *others = everyone.values()
     spec = first.spec(name)
-    if spec.dtype not in EXACT_DTYPES:
+    if spec.dtype.is_floating_point:
         return []
     for start in range(0, spec.num_elements, _COMPARE_ELEMENTS):
         stop = min(start + _COMPARE_ELEMENTS, spec.num_elements)

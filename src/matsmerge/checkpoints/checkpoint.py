@@ -88,18 +88,23 @@ class Checkpoint(ABC):
 
 
 CONVERT = "cannot be merged; convert the checkpoint to float32, bfloat16 or float16 first"
-FLOAT_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-EXACT_DTYPES = (
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint64,
-    torch.uint32,
-    torch.uint16,
-    torch.uint8,
-    torch.bool,
-)
+# All that can be merged or compared, by the codes of safetensors.
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+FLOAT_DTYPES = tuple(dtype for dtype in DTYPES.values() if dtype.is_floating_point)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -115,6 +120,6 @@ def first_line(error: BaseException) -> str:
 
 def check_dtype(dtype: torch.dtype, name: str, label: str) -> None:
     """Refuse a tensor whose values are not plain numbers we can merge or compare."""
-    if dtype not in FLOAT_DTYPES and dtype not in EXACT_DTYPES:
+    if dtype not in DTYPES.values():
         found = f"{label}: tensor '{name}' has dtype {dtype_name(dtype)}"
         raise CheckpointError(f"{found}, which {CONVERT}")

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.alignment import matches
-from matsmerge.checkpoints.hub import COMPANION_PATTERNS
-from matsmerge.checkpoints.source import contained
+from matsmerge.checkpoints.source import COMPANION_PATTERNS, contained
 from matsmerge.checkpoints.tokenizers import CONFIG, TEMPLATE
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import open_regular, read_json_as, read_text

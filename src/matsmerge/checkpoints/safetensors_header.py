@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from pydantic import AfterValidator, Field
 
-from matsmerge.checkpoints.checkpoint import CONVERT, TensorSpec
+from matsmerge.checkpoints.checkpoint import CONVERT, DTYPES, TensorSpec
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import (
     Content,
@@ -31,21 +30,6 @@ from matsmerge.files.guarded_files import (
     reading,
 )
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 _MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 250_000  # of one model; the largest have some 150,000

@@ -7,8 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel
 from torch import Tensor, nn
 
-from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.hub import download
+from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
 from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.stored import StoredCheckpoint
@@ -27,6 +26,8 @@ _WEIGHT_FILES = (
     "pytorch_model.bin.index.json",
     "adapter_model.bin",
 )
+# What belongs to a model besides its weights.
+COMPANION_PATTERNS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
 _INDEX = ".index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 _MAX_NAME_BYTES = 255  # what file systems allow
@@ -51,7 +52,7 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
             raise CheckpointError(
                 f"{label}: no such file or folder (a hub id would look like 'owner/name')"
             )
-        path = download(name, revision or None)
+        path = _download(name, revision or None)
     if path.is_dir():
         checkpoint = _open_folder(label, path)
     else:
@@ -68,6 +69,39 @@ def local_path(source: str | Path) -> Path:
         return Path(source).expanduser()
     except RuntimeError:
         return Path(source)
+
+
+def _download(name: str, revision: str | None) -> Path:
+    """Download `owner/name` (or find it in the cache) and return its folder.
+
+    Safetensors are preferred; pickled weights are fetched only where there is nothing else.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        for weights in ("*.safetensors", "*.bin"):
+            wanted = [*COMPANION_PATTERNS, weights]
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=wanted))
+            if any(folder.glob(weights)):
+                break
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        at = f" at revision {revision}" if revision else ""
+        raise CheckpointError(
+            f"{name}: no such local path, and the hub did not provide it{at} "
+            f"({first_line(error)}); check the spelling, the network, "
+            "and `hf auth login` for a private model"
+        ) from error
+    return folder
+
+
+def resolved(source: str) -> str:
+    """A name for what a source stands for: the absolute path where it is one, else as it is."""
+    path = local_path(source)
+    try:
+        return str(path.resolve()) if path.exists() else source
+    except OSError:  # opening it will say what is wrong
+        return source
 
 
 def _open_files(label: str, paths: Sequence[Path], folder: Path | None, kind: str) -> Checkpoint:

@@ -1,23 +1,19 @@
 """Checkpoints in safetensors files: one file, or the shards of one model."""
 
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.safetensors_header import MAX_TENSORS, read_header, too_many_tensors
 from matsmerge.errors import CheckpointError, ResourceError
+from matsmerge.files.open_files import OpenFiles
 from matsmerge.problems import noted
 
 
 class StoredCheckpoint(Checkpoint):
-    """Tensors in safetensors files, read with `pread`.
-
-    It can be pickled: a copy in another process opens the files for itself.
-    """
+    """Tensors in safetensors files, read with `pread`; a pickled copy opens them for itself."""
 
     def __init__(self, label: str, paths: Sequence[Path], folder: Path | None) -> None:
         self.label = label
@@ -50,8 +46,7 @@ class StoredCheckpoint(Checkpoint):
         self.specs = specs
         # Ties that `safetensors.torch.save_model` noted: {name that was left out: name kept}.
         self.aliases = {n: kept for n, kept in metadata.items() if kept in specs and n not in specs}
-        self._descriptors: dict[Path, int] = {}
-        self._lock = threading.Lock()
+        self._open = OpenFiles(os.O_RDONLY)
 
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         path, offset = self._where[name]
@@ -59,7 +54,7 @@ class StoredCheckpoint(Checkpoint):
         view = buffer.bytes
         while len(view):
             try:
-                count = os.preadv(self._descriptor(path), [view], offset)
+                count = os.preadv(self._open.descriptor(path), [view], offset)
             except OSError as error:
                 raise ResourceError(
                     f"{path}: cannot be read any more ({error.strerror}); what was done is kept, "
@@ -78,32 +73,8 @@ class StoredCheckpoint(Checkpoint):
         size = self.specs[name].dtype.itemsize
         path, offset = self._where[name]
         os.posix_fadvise(
-            self._descriptor(path),
+            self._open.descriptor(path),
             offset + start * size,
             (stop - start) * size,
             os.POSIX_FADV_WILLNEED,
         )
-
-    def _descriptor(self, path: Path) -> int:
-        if path not in self._descriptors:
-            with self._lock:
-                if path not in self._descriptors:
-                    self._descriptors[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._descriptors[path]
-
-    def close(self) -> None:
-        """Close the files; reading opens them again."""
-        with self._lock:
-            while self._descriptors:
-                os.close(self._descriptors.popitem()[1])
-
-    def __del__(self) -> None:
-        # At the end of the interpreter `os` may be gone, and the files are closed by then.
-        if hasattr(self, "_descriptors") and os is not None:
-            self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_descriptors", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _descriptors={}, _lock=threading.Lock())

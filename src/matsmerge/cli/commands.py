@@ -70,7 +70,7 @@ def schema() -> None:
     """Print the JSON Schema of recipes, for editors that check YAML as you type."""
     import json
 
-    from matsmerge.recipes.schema import recipe_schema
+    from matsmerge.recipes.recipe import recipe_schema
 
     print(json.dumps(recipe_schema(), indent=2))
 

@@ -22,7 +22,7 @@ from matsmerge.adapters.adapter_folder import open_base, read_adapter
 from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
-from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
+from matsmerge.checkpoints.source import Source, open_checkpoint, resolved
 from matsmerge.errors import CheckpointError, RecipeError
 from matsmerge.problems import noted
 from matsmerge.recipes.recipe import Recipe
@@ -124,7 +124,7 @@ def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> tuple[View,
 def _check_bases(adapters: Mapping[str, Adapter], base: Checkpoint | None) -> list[str]:
     """Refuse adapters that say they are of different bases, unless the base was given."""
     named = {a.label: a.config.base for a in adapters.values() if a.config.base is not None}
-    if base is None and len({_place(name) for name in named.values()}) > 1:
+    if base is None and len({resolved(name) for name in named.values()}) > 1:
         raise RecipeError(
             [
                 "the adapters are of different bases; if these are the same model, say so with "
@@ -134,14 +134,9 @@ def _check_bases(adapters: Mapping[str, Adapter], base: Checkpoint | None) -> li
         )
     if base is None:
         return []
-    given = {base.label, str(base.place), _place(base.label)}
-    others = sorted({name for name in named.values() if not {name, _place(name)} & given})
+    given = {base.label, str(base.place), resolved(base.label)}
+    others = sorted({name for name in named.values() if not {name, resolved(name)} & given})
     return [f"on the base {base.label}; the adapters name {', '.join(others)}"] if others else []
-
-
-def _place(name: str) -> str:
-    path = local_path(name)
-    return str(path.resolve()) if path.exists() else name
 
 
 def _put_on(

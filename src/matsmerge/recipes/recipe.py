@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from matsmerge.checkpoints.public_names import path_names
-from matsmerge.checkpoints.source import local_path
+from matsmerge.checkpoints.source import resolved
 from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
 from matsmerge.methods.parts import AnyMethod
@@ -210,13 +210,13 @@ class Recipe(_Strict):
         return MethodSpec.model_validate(self.method.written | changes)
 
     def _duplicate_models(self) -> Iterable[str]:
-        places = [_place(entry.model) for entry in self.models]
+        places = [resolved(entry.model) for entry in self.models]
         for i, entry in enumerate(self.models):
             if places[i] in places[:i]:
                 yield f"the model {entry.model} is given twice; change its weight instead"
         if self.base and any(spec.at_depth(0).reads_base for _, spec in self.method_specs()):
             for entry, place in zip(self.models, places, strict=True):
-                if place == _place(self.base):
+                if place == resolved(self.base):
                     yield f"{entry.model} is both a model and the base; list it as the base only"
 
     @property
@@ -296,17 +296,15 @@ def short_names(paths: Sequence[str], taken: Sequence[str] = ()) -> list[str]:
     return [f"model_{i}" for i in range(len(paths))]
 
 
-def _place(source: str) -> str:
-    path = local_path(source)
-    try:
-        return str(path.resolve()) if path.exists() else source
-    except OSError:  # opening it will say what is wrong
-        return source
-
-
 def make_recipe(data: Mapping[str, Any]) -> Recipe:
     """A checked recipe from plain data, or a `RecipeError` with all that is wrong."""
     try:
         return Recipe.model_validate(data)
     except ValidationError as error:
         raise RecipeError(problems_of(error, Recipe)) from error
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON Schema of recipes, with every option of every method, objective and solver."""
+    schema = Recipe.model_json_schema(mode="validation")
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
