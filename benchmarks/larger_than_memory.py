@@ -33,7 +33,7 @@ from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.machine import keep_freed_memory
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
-from matsmerge.progress import Silent
+from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.statistics import Header, Map, Origin, Set, Statistics
@@ -168,7 +168,7 @@ def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics
     return Statistics(header, MadeArrays(f"{model.label}.statistics", dims, model.number))
 
 
-class Phases(Silent):
+class Phases(Progress):
     """Notes when each phase of a merge begins."""
 
     def __init__(self) -> None:

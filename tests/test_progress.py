@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import matsmerge
-from matsmerge.progress import Callback, Silent, Update, listener
+from matsmerge.progress import Callback, Progress, Update, listener
 
 
 def test_a_function_is_told_all_there_is_to_tell() -> None:
@@ -27,7 +27,7 @@ def test_a_function_is_told_all_there_is_to_tell() -> None:
 
 
 def test_what_is_given() -> None:
-    assert isinstance(listener(None), Silent)
+    assert isinstance(listener(None), Progress)
     given = Callback(print)
     assert listener(given) is given
 

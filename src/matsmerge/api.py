@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.source import Source, local_path
+from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
 from matsmerge.engine.evidence import StatisticsSource
 from matsmerge.engine.executor import Executor
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES
@@ -21,7 +21,7 @@ from matsmerge.engine.lora_extraction import prepare_extraction
 from matsmerge.engine.manifest import Outcome, describe_inputs, make_manifest
 from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.engine.merge_run import RunOptions, merge_in_memory, merge_to_folder
-from matsmerge.engine.merged import FolderTensors, Merged
+from matsmerge.engine.merged import Merged
 from matsmerge.engine.output_folder import MANIFEST, check_target
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
 from matsmerge.engine.worker import FINAL
@@ -56,10 +56,20 @@ class PlannedMerge:
 
     def peak_bytes(self, executor: Executor | None = None) -> int:
         """Memory that the merge takes at most, beyond the interpreter's own, about."""
-        executor, plan = executor or LocalExecutor(), self.prepared.plan
-        held = self.prepared.prefix.num_held_bytes if self.prepared.prefix else 0
-        working = min(plan.peak_bytes(executor.num_workers), executor.max_bytes)
-        return working + plan.measuring_bytes + held
+        executor = executor or LocalExecutor()
+        working = self.prepared.plan.peak_bytes(executor.num_workers)
+        return min(working, executor.max_bytes) + self._held_bytes
+
+    @property
+    def least_bytes(self) -> int:
+        """Memory that it takes at least, with one job after the other."""
+        return self.prepared.plan.peak_bytes(1) + self._held_bytes
+
+    @property
+    def _held_bytes(self) -> int:
+        """Memory that is taken however many jobs run at once."""
+        prefix = self.prepared.prefix
+        return self.prepared.plan.measuring_bytes + (prefix.num_held_bytes if prefix else 0)
 
     def merge(
         self,
@@ -98,28 +108,23 @@ class PlannedMerge:
 
     def _read(self, folder: Path, seconds: Mapping[str, float]) -> Merged:
         report = read_merge_file(folder / MANIFEST)
-        return Merged(report, self.notes, seconds, {}, FolderTensors(folder), folder)
+        return Merged(report, self.notes, seconds, {}, open_checkpoint(folder), folder)
 
     def _merge_in_memory(self, options: RunOptions, watch: "_Stopwatch") -> Merged:
-        outcome, states = merge_in_memory(self.prepared, options)
+        outcome = merge_in_memory(self.prepared, options)
         manifest = make_manifest(self.prepared, describe_inputs(self.prepared), outcome)
         report = json.loads(json.dumps(manifest))  # as it would be read from merge.json
-        seconds = watch.stop()
+        seconds, models = watch.stop(), outcome.models
         made = {
-            at: Merged({**report, "iteration": at}, self.notes, seconds, {}, states[at])
+            at: Merged({**report, "iteration": at}, self.notes, seconds, {}, models[at])
             for at in self.recipe.trajectory
         }
         save = partial(self._save, outcome, options.allow_nonfinite)
-        last = states[max(made, default=FINAL)]
+        last = models[max(made, default=FINAL)]
         return Merged(report, self.notes, seconds, made, last, _write=save)
 
     def _save(
-        self,
-        outcome: Outcome,
-        allow_nonfinite: bool,
-        folder: str | Path,
-        *,
-        overwrite: bool = False,
+        self, outcome: Outcome, allow_nonfinite: bool, folder: str | Path, overwrite: bool
     ) -> Path:
         options = RunOptions(overwrite=overwrite, allow_nonfinite=allow_nonfinite)
         return merge_to_folder(self.prepared, local_path(folder), options, outcome)

@@ -7,13 +7,12 @@ bars; from Python any function can listen.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 BYTES = "bytes"
 
 
-class Progress(Protocol):
-    """A listener."""
+class Progress:
+    """A listener that does nothing; others override what they want to hear."""
 
     def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
         """A stage begins: `total` units, if that is known, of which some may be done already."""
@@ -23,19 +22,6 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """Something happened that deserves a line."""
-
-
-class Silent:
-    """A listener that does nothing."""
-
-    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
-        pass
-
-    def advance(self, amount: int, doing: str | None = None) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        pass
 
 
 @dataclass(frozen=True)
@@ -49,7 +35,7 @@ class Update:
     text: str = ""  # what is being done, or a note
 
 
-class Callback:
+class Callback(Progress):
     """A listener that calls a function with an `Update` each time."""
 
     def __init__(self, call: Callable[[Update], object]) -> None:
@@ -77,5 +63,5 @@ AnyProgress = Progress | Callable[[Update], object]
 def listener(progress: AnyProgress | None) -> Progress:
     """A listener from what a user gave: one, a function, or nothing."""
     if progress is None:
-        return Silent()
+        return Progress()
     return Callback(progress) if callable(progress) else progress

@@ -99,7 +99,6 @@ class SpawningExecutor:
 
     num_workers = 1
     max_bytes = 1 << 40
-    devices = ("cpu",)
     shares_memory = False
 
     def map(self, function, jobs):  # type: ignore[no-untyped-def]

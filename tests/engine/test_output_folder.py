@@ -18,7 +18,7 @@ from torch import Tensor
 
 import matsmerge
 from matsmerge import OutputError, ResourceError
-from matsmerge.engine import output_folder, plan, worker
+from matsmerge.engine import layout, output_folder, plan, worker
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.files import whole_outputs
 from matsmerge.files.whole_outputs import staging_path
@@ -136,7 +136,7 @@ def test_disk_that_fills_up_while_writing(
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(output_folder.ShardFiles, "write", full)
+        patch.setattr(layout.ShardFiles, "write", full)
         with pytest.raises(ResourceError, match="No space left.*--resume"):
             matsmerge.merge(models, out=out)
     assert not out.exists()

@@ -44,7 +44,7 @@ from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.files.whole_outputs import staging_path
-from matsmerge.progress import BYTES, Silent
+from matsmerge.progress import BYTES, Progress
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import encode_all
@@ -482,7 +482,7 @@ def test_weights_tied_in_one_model_alone_are_refused(tmp_path: Path) -> None:
         Family(KINDS["llama"], tmp_path).merge()
 
 
-class Noted(Silent):
+class Noted(Progress):
     """Notes what a merge says of how far it is."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from matsmerge.cli.field_options import RUNNING, Options, option
-from matsmerge.progress import BYTES
+from matsmerge.progress import BYTES, Progress
 
 # What users name is printed as it is: `:100:` is no emoji, and `[red]` no colour.
 _PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
@@ -54,7 +54,7 @@ class _RateColumn(ProgressColumn):
         return Text(f"{task.speed:.1f}/s" if task.speed else "")
 
 
-class ProgressBars:
+class ProgressBars(Progress):
     """Progress on standard error: a bar for each stage, and a line for each note."""
 
     def __init__(self, bars: Bars) -> None:

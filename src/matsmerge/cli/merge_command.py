@@ -172,11 +172,8 @@ def _from_options(
 
 
 def _check_memory(planned: "PlannedMerge", executor: "Executor") -> None:
-    prepared = planned.prepared
-    needed = prepared.plan.peak_bytes(1) + prepared.plan.measuring_bytes
-    needed += prepared.prefix.num_held_bytes if prepared.prefix else 0
-    if needed > executor.max_bytes:
+    if planned.least_bytes > executor.max_bytes:
         raise RecipeError(
-            f"this merge needs at least {format_bytes(needed)} of memory and --max-memory allows "
-            f"{format_bytes(executor.max_bytes)}; allow more"
+            f"this merge needs at least {format_bytes(planned.least_bytes)} of memory and "
+            f"--max-memory allows {format_bytes(executor.max_bytes)}; allow more"
         )

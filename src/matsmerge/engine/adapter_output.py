@@ -32,7 +32,7 @@ class Finish:
     """The last step of a merge of adapters, which are small and merged in memory."""
 
     specs: Mapping[str, TensorSpec]  # of what is written
-    make: Callable[[Mapping[str, Tensor]], tuple[Checkpoint, Kept]]  # from the merged values
+    make: Callable[[Checkpoint], tuple[Checkpoint, Kept]]  # from the merged values
 
 
 @dataclass(frozen=True)
@@ -161,13 +161,13 @@ def _joint(
         spec = reference.spec(n)
         specs[written] = TensorSpec(recipe.torch_dtype or spec.dtype, spec.shape)
 
-    def make(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
-        tensors: dict[str, Tensor] = {written: state[n] for n, written in names.items()}
+    def make(merged: Checkpoint) -> tuple[Checkpoint, Kept]:
+        tensors: dict[str, Tensor] = {written: merged[n] for n, written in names.items()}
         kept: Kept = {}
         for layer in layers:
             weight = f"{layer.module}.weight"
             rule = rules[weight] if is_concatenated else None
-            left, right, energy = _factors(space, layer, state[weight], rule)
+            left, right, energy = _factors(space, layer, merged[weight], rule)
             tensors |= layer.tensors(left, right)
             kept[layer.module] = {"rank": layer.rank, "energy": energy}
         return InMemoryCheckpoint("merged", tensors), kept
@@ -176,9 +176,9 @@ def _joint(
         return AdapterOutput(content, finish=Finish(specs, make))
     folding = _folding(recipe, inputs, content, specs)
 
-    def fold(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
-        merged, kept = make(state)
-        return folding.make({n: merged[n] for n in merged.specs})[0], kept
+    def fold(merged: Checkpoint) -> tuple[Checkpoint, Kept]:
+        adapter, kept = make(merged)
+        return folding.make(adapter)[0], kept
 
     return AdapterOutput(finish=Finish(folding.specs, fold))
 
@@ -217,9 +217,8 @@ def _folding(
         for name, spec in outline.specs.items()
     }
 
-    def make(state: Mapping[str, Tensor]) -> tuple[Checkpoint, Kept]:
-        merged = make_adapter(InMemoryCheckpoint("merged", dict(state)), config)
-        return adapted(base, merged), {}
+    def make(merged: Checkpoint) -> tuple[Checkpoint, Kept]:
+        return adapted(base, make_adapter(merged, config)), {}
 
     return Finish(written, make)
 

@@ -1,14 +1,13 @@
 """The statistics a merge needs: found, opened, and checked against models and objectives."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
-from matsmerge.engine.executor import Executor
+from matsmerge.engine.executor import Executor, Piece, map_pieces
 from matsmerge.engine.worker import is_finite
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.rounding import may_be_second_moment
@@ -112,52 +111,38 @@ def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> It
             )
 
 
-@dataclass(frozen=True)
-class _Check:
-    """One array to look at."""
-
-    evidence: Evidence
-    name: str
-    num_bytes: int
-
-    @property
-    def peak_bytes(self) -> int:
-        return 6 * self.num_bytes  # as a full matrix, and what looking at it takes
-
-
 def check_values(
     evidence: Sequence[Evidence], methods: Iterable[Method], executor: Executor, progress: Progress
 ) -> None:
     """Read what the methods use once: all of it finite, no second moment clearly negative."""
     used = arrays_of(kind for m in methods for kind in m.needed_statistics)
-    checks = [
-        _Check(one, name, spec.num_bytes)
+    # As a full matrix, and what looking at it takes.
+    arrays = [
+        Piece((one, name), spec.num_bytes, 6 * spec.num_bytes)
         for one in evidence
         for name, spec in one.statistics.arrays.specs.items()
         if name.split("/")[1] in used
     ]
-    if not checks:
-        return
-    progress.stage("checking statistics", sum(c.num_bytes for c in checks))
     problems: list[str] = []
-    for found, num_bytes in executor.map(_check, checks):
-        problems += found
-        progress.advance(num_bytes)
+    if arrays:
+        for found in map_pieces(executor, progress, "checking statistics", _check_array, arrays):
+            problems += found
     StatisticsError.raise_all(sorted(problems))
 
 
-def _check(check: _Check) -> tuple[list[str], int]:
-    statistics, label = check.evidence.statistics, check.evidence.label
-    values = statistics.arrays[check.name]
+def _check_array(array: tuple[Evidence, str]) -> list[str]:
+    evidence, name = array
+    statistics, label = evidence.statistics, evidence.label
+    values = statistics.arrays[name]
     problems = []
     advice = "the file is damaged, or the model gave NaN on its data; collect again"
     flat = values.reshape(-1)
     if values.is_floating_point() and not is_finite(flat, torch.dot(flat, flat).item()):
         bad = values[~values.isfinite()][0].item()
-        problems.append(f"{label}: array '{check.name}' holds {bad}; {advice}")
+        problems.append(f"{label}: array '{name}' holds {bad}; {advice}")
     else:
-        form = statistics.header.forms.get(check.name)
-        kind = kind_of(check.name.split("/")[1])
+        form = statistics.header.forms.get(name)
+        kind = kind_of(name.split("/")[1])
         if form == "symmetric":
             lowest = lowest_eigenvalue(unpack_upper(values))
         elif form == "diagonal" or (kind is not None and kind.is_diagonal):
@@ -166,10 +151,10 @@ def _check(check: _Check) -> tuple[list[str], int]:
             lowest = 0.0
         if not may_be_second_moment(lowest, values.dtype):
             problems.append(
-                f"{label}: array '{check.name}' has an eigenvalue of {lowest:.2g} times its "
+                f"{label}: array '{name}' has an eigenvalue of {lowest:.2g} times its "
                 f"largest, but a second moment has none below zero; {advice}"
             )
-    return problems, check.num_bytes
+    return problems
 
 
 def lowest_eigenvalue(matrix: Tensor) -> float:

@@ -1,10 +1,13 @@
 """Where jobs run: what an executor is, and what it may be asked to do."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, Protocol, TypeVar
 
 from matsmerge.engine.machine import default_memory_bytes
 from matsmerge.errors import RecipeError
+from matsmerge.progress import Progress
 
 
 class HasPeak(Protocol):
@@ -16,6 +19,7 @@ class HasPeak(Protocol):
 
 J = TypeVar("J", bound=HasPeak)
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 class Executor(Protocol):
@@ -36,10 +40,6 @@ class Executor(Protocol):
     @property
     def max_bytes(self) -> int:
         """Memory that all jobs which run at once may take together."""
-
-    @property
-    def devices(self) -> Sequence[str]:
-        """The devices that workers have, as torch calls them."""
 
     @property
     def shares_memory(self) -> bool:
@@ -72,7 +72,6 @@ class SerialExecutor:
     """
 
     num_workers = 1
-    devices = ("cpu",)
     shares_memory = True
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -80,3 +79,30 @@ class SerialExecutor:
 
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
         yield from map(function, jobs)
+
+
+@dataclass(frozen=True)
+class Piece(Generic[T]):
+    """Something to work on by itself: how much is read of it, and the memory that takes."""
+
+    content: T
+    num_bytes: int
+    peak_bytes: int
+
+
+def map_pieces(
+    executor: Executor,
+    progress: Progress,
+    title: str,
+    function: Callable[[T], R],
+    pieces: Sequence[Piece[T]],
+) -> Iterator[R]:
+    """Results of a function for all pieces, in any order, while progress is told how far it is."""
+    progress.stage(title, sum(piece.num_bytes for piece in pieces))
+    for result, num_bytes in executor.map(partial(_work_on, function), pieces):
+        yield result
+        progress.advance(num_bytes)
+
+
+def _work_on(function: Callable[[T], R], piece: Piece[T]) -> tuple[R, int]:
+    return function(piece.content), piece.num_bytes

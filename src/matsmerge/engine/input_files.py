@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from matsmerge.adapters.adapter import CONFIG
 from matsmerge.checkpoints.input_file import InputFile, digest, look_at
-from matsmerge.engine.executor import Executor
+from matsmerge.engine.executor import Executor, Piece, map_pieces
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import CheckpointError, OutputError, ResourceError
 from matsmerge.problems import reworded
@@ -102,24 +102,13 @@ class InputFiles:
         OutputError.raise_all(problems)
 
     def _digest_all(self, executor: Executor, progress: Progress) -> dict[Path, str]:
-        progress.stage("reading inputs to verify them", sum(file.size for file in self.files))
-        found = {}
-        for path, num_bytes, one in executor.map(_digest, [_Reading(f) for f in self.files]):
-            found[path] = one
-            progress.advance(num_bytes)
-        return found
+        title = "reading inputs to verify them"
+        pieces = [Piece(file.path, file.size, _DIGEST_BYTES) for file in self.files]
+        return dict(map_pieces(executor, progress, title, _digest, pieces))
 
 
-@dataclass(frozen=True)
-class _Reading:
-    """One file to read whole."""
-
-    file: InputFile
-    peak_bytes: int = _DIGEST_BYTES
-
-
-def _digest(reading: _Reading) -> tuple[Path, int, str]:
-    return reading.file.path, reading.file.size, digest(reading.file.path)
+def _digest(path: Path) -> tuple[Path, str]:
+    return path, digest(path)
 
 
 def find_input_files(prepared: PreparedMerge) -> InputFiles:

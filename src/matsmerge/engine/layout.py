@@ -1,11 +1,18 @@
-"""Which tensor goes to which byte of which file, decided before anything is computed."""
+"""The files with weights: which tensor goes to which byte of which, known before the first byte."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
-from matsmerge.checkpoints.checkpoint import TensorSpec
+import torch
+from torch import Tensor
+
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.safetensors_header import encode_header
+from matsmerge.checkpoints.stored import StoredCheckpoint
+from matsmerge.files.open_files import OpenFiles
 
 DEFAULT_SHARD_BYTES = 5_000_000_000
 
@@ -25,8 +32,7 @@ class Layout:
     """All files with weights."""
 
     shards: tuple[Shard, ...]
-    index_name: str | None
-    index: str | None  # the JSON that lists them, where there are several
+    index: Mapping[str, str]  # where there are several: the file that lists them, and its JSON
 
     @property
     def num_bytes(self) -> int:
@@ -34,12 +40,12 @@ class Layout:
 
 
 def make_layout(
-    tensors: Sequence[tuple[str, TensorSpec]], stem: str, max_shard_bytes: int = DEFAULT_SHARD_BYTES
+    tensors: Mapping[str, TensorSpec], stem: str, max_shard_bytes: int = DEFAULT_SHARD_BYTES
 ) -> Layout:
     """Fill shards in order; a tensor larger than a shard has one for itself."""
     groups: list[dict[str, TensorSpec]] = [{}]
     filled = 0
-    for name, spec in tensors:
+    for name, spec in tensors.items():
         if groups[-1] and filled + spec.num_bytes > max_shard_bytes:
             groups.append({})
             filled = 0
@@ -53,10 +59,49 @@ def make_layout(
         num_bytes = len(header) + sum(spec.num_bytes for spec in group.values())
         shards.append(Shard(f"{stem}{part}.safetensors", header, offsets, num_bytes))
     if len(shards) == 1:
-        return Layout(tuple(shards), None, None)
+        return Layout(tuple(shards), {})
     index = {
-        "metadata": {"total_size": sum(spec.num_bytes for _, spec in tensors)},
+        "metadata": {"total_size": sum(spec.num_bytes for spec in tensors.values())},
         "weight_map": {name: shard.file_name for shard in shards for name in shard.offsets},
     }
     text = json.dumps(index, indent=2) + "\n"
-    return Layout(tuple(shards), f"{stem}.safetensors.index.json", text)
+    return Layout(tuple(shards), {f"{stem}.safetensors.index.json": text})
+
+
+class ShardFiles:
+    """The files of a layout in a folder, written at any place by any thread or process."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        self.folder = folder
+        self._shards = layout.shards
+        self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
+        self._open = OpenFiles(os.O_RDWR | os.O_CREAT)
+
+    def create(self) -> None:
+        """Make all files, with their headers and of their final size."""
+        self.folder.mkdir(exist_ok=True)
+        for shard in self._shards:
+            file = self.descriptor(shard)
+            # Not allocated in advance: writing into allocated blocks is several times slower.
+            os.ftruncate(file, shard.num_bytes)
+            os.pwrite(file, shard.header, 0)
+            os.fsync(file)
+
+    def write(self, name: str, start: int, values: Tensor) -> None:
+        """Put a tensor's elements from `start` on where they belong."""
+        shard = self._shard_of[name]
+        offset = shard.offsets[name] + start * values.element_size()
+        view = values.view(torch.uint8).numpy().data
+        while len(view):
+            count = os.pwrite(self.descriptor(shard), view, offset)
+            view, offset = view[count:], offset + count
+
+    def descriptor(self, shard: Shard) -> int:
+        return self._open.descriptor(self.folder / shard.file_name)
+
+    def open(self) -> Checkpoint:
+        """What has been written, to be read again."""
+        return StoredCheckpoint("merged", [self.folder / x.file_name for x in self._shards], None)
+
+    def close(self) -> None:
+        self._open.close()

@@ -49,7 +49,6 @@ class LocalExecutor:
         self.num_workers = num_cores() if num_workers is None else check_workers(num_workers)
         self.max_bytes = default_memory_bytes() if max_bytes is None else max_bytes
         self.fork = fork and sys.platform == "linux"
-        self.devices = ("cpu",)
 
     @property
     def shares_memory(self) -> bool:

@@ -21,12 +21,11 @@ from matsmerge.engine.plan import make_plan
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import CheckpointError, RecipeError
 from matsmerge.models.outline import Outline, outline_of
+from matsmerge.problems import listed
 from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import Recipe, make_recipe
 from matsmerge.recipes.rules import make_rules
 from matsmerge.tasks.kinds import kind_of_model
-
-_MAX_LISTED = 6
 
 
 def prepare_extraction(
@@ -181,15 +180,14 @@ def _left_out(changes: Mapping[str, float], tied: Set[str]) -> list[str]:
     if not changes:
         return []
     order = sorted(changes, key=lambda name: -changes[name])
-    shown = ", ".join(f"{name} ({_relative(changes[name])})" for name in order[:_MAX_LISTED])
-    more = f" and {len(order) - _MAX_LISTED} more" if len(order) > _MAX_LISTED else ""
+    shown = listed([f"{name} ({_relative(changes[name])})" for name in order], 6)
     ways = [
         *(["--keep-rest brings them whole"] if changes.keys() - tied else []),
         *([f"{', '.join(sorted(tied))}: used by several modules, no adapter can"] if tied else []),
     ]
     return [
         f"changed, but not in the LoRA, which has linear layers only ({len(order)} tensors; "
-        f"relative change): {shown}{more}; {'; '.join(ways)}"
+        f"relative change): {shown}; {'; '.join(ways)}"
     ]
 
 

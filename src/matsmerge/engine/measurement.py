@@ -1,25 +1,18 @@
 """Running the measurements that methods ask for before they merge."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from matsmerge.engine.executor import Executor
+from matsmerge.checkpoints.alignment import Alignment
+from matsmerge.engine.executor import Executor, Piece, map_pieces
 from matsmerge.engine.plan import Job, Parameter, Plan, make_jobs
 from matsmerge.engine.worker import Worker
 from matsmerge.methods.method import Pass
 from matsmerge.methods.site import Measured, Task
 from matsmerge.progress import Progress
-
-
-@dataclass(frozen=True)
-class _AloneJob:
-    parameter: Parameter
-    jobs: tuple[Job, ...]
-    peak_bytes: int
 
 
 def measure(
@@ -28,43 +21,44 @@ def measure(
     """Measure everything the plan's methods need, by parameter."""
     result: dict[str, Measured] = {}
     for group in plan.measured_together:
-        jobs = tuple(make_jobs(group, worker.alignment))
-        num_bytes = sum(job.num_input_bytes for job in jobs)
-
-        def run(
-            reading: Pass, jobs: tuple[Job, ...] = jobs, num_bytes: int = num_bytes
-        ) -> list[Any]:
-            progress.stage("measuring" if reading.spacing is None else "sampling", num_bytes)
-            notes: dict[int, list[Any]] = {}
-            for index, noted in executor.map(partial(worker.observe, reading=reading), jobs):
-                notes[index] = noted
-                progress.advance(jobs[index].num_input_bytes)
-            return [note for index in sorted(notes) for note in notes[index]]
-
-        measured = _drive(group[0], sum(p.spec.num_elements for p in group), run)
+        measured = _measure_together(group, worker, executor, progress)
         result |= {parameter.name: measured for parameter in group}
-
     if plan.measured_alone:
-        alone = list(_alone_jobs(plan, worker))
-        progress.stage("measuring", sum(j.num_input_bytes for a in alone for j in a.jobs))
-        for name, measured, num_bytes in executor.map(partial(_measure_alone, worker), alone):
-            result[name] = measured
-            progress.advance(num_bytes)
+        pieces = [_alone(parameter, worker.alignment) for parameter in plan.measured_alone]
+        function = partial(_measure_alone, worker)
+        result |= map_pieces(executor, progress, "measuring", function, pieces)
     return result
 
 
-def _alone_jobs(plan: Plan, worker: Worker) -> Iterator[_AloneJob]:
-    for parameter in plan.measured_alone:
-        jobs = tuple(make_jobs([parameter], worker.alignment))
-        yield _AloneJob(parameter, jobs, max(job.peak_bytes for job in jobs))
+def _measure_together(
+    group: Sequence[Parameter], worker: Worker, executor: Executor, progress: Progress
+) -> Measured:
+    """Measure parameters that are one population, such as all that TIES ranks."""
+    jobs = list(make_jobs(group, worker.alignment))
 
-
-def _measure_alone(worker: Worker, work: _AloneJob) -> tuple[str, Measured, int]:
     def run(reading: Pass) -> list[Any]:
-        return [note for job in work.jobs for note in worker.observe(job, reading)[1]]
+        title = "measuring" if reading.spacing is None else "sampling"
+        pieces = [Piece(job, job.num_input_bytes, job.peak_bytes) for job in jobs]
+        function = partial(worker.observe, reading=reading)
+        notes = dict(map_pieces(executor, progress, title, function, pieces))
+        return [note for index in sorted(notes) for note in notes[index]]
 
-    measured = _drive(work.parameter, work.parameter.spec.num_elements, run)
-    return work.parameter.name, measured, sum(job.num_input_bytes for job in work.jobs)
+    return _drive(group[0], sum(p.spec.num_elements for p in group), run)
+
+
+def _alone(parameter: Parameter, alignment: Alignment) -> Piece[tuple[Parameter, tuple[Job, ...]]]:
+    jobs = tuple(make_jobs([parameter], alignment))
+    num_bytes = sum(job.num_input_bytes for job in jobs)
+    return Piece((parameter, jobs), num_bytes, max(job.peak_bytes for job in jobs))
+
+
+def _measure_alone(worker: Worker, work: tuple[Parameter, tuple[Job, ...]]) -> tuple[str, Measured]:
+    parameter, jobs = work
+
+    def run(reading: Pass) -> list[Any]:
+        return [note for job in jobs for note in worker.observe(job, reading)[1]]
+
+    return parameter.name, _drive(parameter, parameter.spec.num_elements, run)
 
 
 def _drive(parameter: Parameter, num_elements: int, run: Callable[[Pass], list[Any]]) -> Measured:

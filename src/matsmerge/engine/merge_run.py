@@ -19,7 +19,7 @@ from matsmerge.engine.companion_files import write_companions
 from matsmerge.engine.evidence import check_values
 from matsmerge.engine.executor import Executor, check_executor
 from matsmerge.engine.input_files import find_input_files
-from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, make_layout
+from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, ShardFiles, make_layout
 from matsmerge.engine.local_executor import LocalExecutor, gave_out
 from matsmerge.engine.manifest import (
     Outcome,
@@ -29,7 +29,7 @@ from matsmerge.engine.manifest import (
     write_trace,
 )
 from matsmerge.engine.measurement import measure
-from matsmerge.engine.output_folder import MANIFEST, OutputFolder, ShardFiles, check_target
+from matsmerge.engine.output_folder import MANIFEST, OutputFolder, check_target
 from matsmerge.engine.plan import JOB_ELEMENTS
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
@@ -37,9 +37,7 @@ from matsmerge.engine.worker import FINAL, Receipt, Sink, Sinks, Worker
 from matsmerge.errors import MatsError, OutputError, ResourceError, machine_gave_out
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.methods.site import Measured
-from matsmerge.progress import Progress, Silent
-
-States = dict[int | None, dict[str, Tensor]]
+from matsmerge.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class RunOptions:
     """
 
     executor: Executor = field(default_factory=LocalExecutor)
-    progress: Progress = field(default_factory=Silent)
+    progress: Progress = field(default_factory=Progress)
     overwrite: bool = False
     resume: bool = False
     verify: bool = False
@@ -64,8 +62,8 @@ class RunOptions:
         check_executor(self.executor)
 
 
-def merge_in_memory(prepared: PreparedMerge, options: RunOptions) -> tuple[Outcome, States]:
-    """Merge into tensors of this process, which are the values of the outcome's models."""
+def merge_in_memory(prepared: PreparedMerge, options: RunOptions) -> Outcome:
+    """Merge into tensors of this process, which are the outcome's models."""
     if not options.executor.shares_memory:
         raise ResourceError(
             "the workers of this executor do not share the memory of this process, so that nothing "
@@ -74,15 +72,14 @@ def merge_in_memory(prepared: PreparedMerge, options: RunOptions) -> tuple[Outco
     input_files = find_input_files(prepared)
     check_values(prepared.evidence, prepared.methods, options.executor, options.progress)
     run = _Run(prepared, options)
-    outcome, states = run.merge_apart(run.measure())
+    outcome = run.merge_apart(run.measure())
     if prepared.output.finish is not None:
-        states = {
-            at: {n: made[n].to(spec.dtype) for n, spec in prepared.written.items()}
-            for at, made in outcome.models.items()
-        }
-        outcome = replace(outcome, models=_in_memory(states))
+        models = {at: MergedTensors(prepared.written) for at in outcome.models}
+        for at, made in outcome.models.items():
+            _write_all(made, prepared.written, models[at], options.progress)
+        outcome = replace(outcome, models=models)
     input_files.check(options.executor, options.progress)
-    return outcome, states
+    return outcome
 
 
 def merge_to_folder(
@@ -199,35 +196,30 @@ class _Run:
             yield receipt
             progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
 
-    def merge_apart(
-        self, measured: Mapping[str, Measured], folder: Path | None = None
-    ) -> tuple[Outcome, States]:
+    def merge_apart(self, measured: Mapping[str, Measured], folder: Path | None = None) -> Outcome:
         """Merge into memory, or into files in a `folder` that all workers see, and read these."""
         prepared, written = self.prepared, self.prepared.plan.written
+        models: dict[int | None, Checkpoint] = {}
         if self.options.executor.shares_memory:
-            states: States = {
-                at: {n: torch.empty(s.shape, dtype=s.dtype) for n, s in written.items()}
-                for at in prepared.models
-            }
-            sinks = {at: _StateDict(state) for at, state in states.items()}
-            receipts = list(self.merge(measured, sinks, lambda: _in_memory(states)[FINAL]))
+            tensors = {at: MergedTensors(written) for at in prepared.models}
+            receipts = list(self.merge(measured, tensors, lambda: tensors[FINAL]))
+            models |= tensors
         else:
-            layout = make_layout(list(written.items()), "merged")
+            layout = make_layout(written, "merged")
             with tempfile.TemporaryDirectory(prefix="merged-", dir=folder) as scratch:
                 files = {at: ShardFiles(Path(scratch) / str(at), layout) for at in prepared.models}
                 for own in files.values():
                     own.create()
-                stored = {at: own.open() for at, own in files.items()}
-                receipts = list(self.merge(measured, files, lambda: stored[FINAL]))
-                for own in files.values():
+                receipts = list(self.merge(measured, files, lambda: files[FINAL].open()))
+                for at, own in files.items():
                     own.close()
-                states = {at: {n: one[n] for n in written} for at, one in stored.items()}
-        models = _in_memory(states)
+                    stored = own.open()
+                    models[at] = InMemoryCheckpoint("merged", {n: stored[n] for n in written})
         kept: Kept = {}
         if prepared.output.finish is not None:
-            for at, state in states.items():
-                models[at], kept = prepared.output.finish.make(state)
-        return Outcome(models, measured, {r.job_index: r for r in receipts}, kept), states
+            for at, merged in models.items():
+                models[at], kept = prepared.output.finish.make(merged)
+        return Outcome(models, measured, {r.job_index: r for r in receipts}, kept)
 
     def fill(
         self, output: OutputFolder, inputs: list[dict[str, Any]], outcome: Outcome | None
@@ -239,7 +231,7 @@ class _Run:
             measured = self.measure()
             output.note_measured(measured)
         if outcome is None and prepared.output.finish is not None:
-            outcome, _ = self.merge_apart(measured, output.staging)
+            outcome = self.merge_apart(measured, output.staging)
         if outcome is not None:
             for at, made in outcome.models.items():
                 _write_all(made, prepared.written, output.shards[at], self.options.progress)
@@ -261,10 +253,6 @@ class _Run:
         return manifest
 
 
-def _in_memory(states: States) -> dict[int | None, Checkpoint]:
-    return {at: InMemoryCheckpoint("merged", state) for at, state in states.items()}
-
-
 def _write_all(
     made: Checkpoint, written: Mapping[str, TensorSpec], sink: Sink, progress: Progress
 ) -> None:
@@ -277,11 +265,15 @@ def _write_all(
             progress.advance((stop - start) * spec.dtype.itemsize)
 
 
-@dataclass(frozen=True)
-class _StateDict:
-    """Merged values in this process's memory."""
+class MergedTensors(InMemoryCheckpoint):
+    """Merged values in the memory of this process: they are written to it, and read from it."""
 
-    tensors: dict[str, Tensor]
+    def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
+        empty = {n: torch.empty(s.shape, dtype=s.dtype) for n, s in specs.items()}
+        super().__init__("merged", empty)
 
     def write(self, name: str, start: int, values: Tensor) -> None:
-        self.tensors[name].view(-1)[start : start + len(values)] = values
+        self._flat[name][start : start + len(values)] = values
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._flat[name].view(self.specs[name].shape)  # itself, and no copy

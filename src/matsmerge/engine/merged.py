@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import OutputError
 
 
@@ -25,9 +23,9 @@ class Merged(Mapping[str, Tensor]):
     notes: Sequence[str]  # what was decided without being asked
     seconds: Mapping[str, float]  # by stage of the work
     trajectory: "Mapping[int, Merged]"  # by number of iterations
-    _tensors: Mapping[str, Tensor]
+    _tensors: Checkpoint
     _place: Path | None = None
-    _write: Callable[..., Path] | None = None
+    _write: Callable[[str | Path, bool], Path] | None = None
 
     @property
     def folder(self) -> Path:
@@ -55,14 +53,14 @@ class Merged(Mapping[str, Tensor]):
         """Write it as a model folder, which appears when it is complete."""
         if self._write is None:
             raise OutputError(f"it has been written already, to {self.folder}; copy that folder")
-        return self._write(folder, overwrite=overwrite)
+        return self._write(folder, overwrite)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[self._tied.get(name, name)]
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._tensors
-        yield from (other for other, kept in self._tied.items() if kept in self._tensors)
+        yield from self._tensors.specs
+        yield from (other for other, kept in self._tied.items() if kept in self._tensors.specs)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -76,25 +74,3 @@ class Merged(Mapping[str, Tensor]):
     def _tied(self) -> Mapping[str, str]:
         tied: Mapping[str, str] = self.report["tied"] if "lora" not in self.report else {}
         return tied
-
-
-@dataclass(frozen=True)
-class FolderTensors(Mapping[str, Tensor]):
-    """The tensors of a folder, read when they are asked for."""
-
-    folder: Path
-
-    @cached_property
-    def _checkpoint(self) -> Checkpoint:
-        return open_checkpoint(self.folder)
-
-    def __getitem__(self, name: str) -> Tensor:
-        if name not in self._checkpoint.specs:
-            raise KeyError(name)
-        return self._checkpoint[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checkpoint.specs)
-
-    def __len__(self) -> int:
-        return len(self._checkpoint.specs)

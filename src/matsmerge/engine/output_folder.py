@@ -25,14 +25,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.engine.input_files import InputFiles
 from matsmerge.engine.journal import read_journal
-from matsmerge.engine.layout import Layout, Shard
+from matsmerge.engine.layout import Layout, Shard, ShardFiles
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.worker import Receipt
 from matsmerge.errors import MatsError, OutputError
@@ -43,53 +38,6 @@ from matsmerge.files.whole_outputs import StagedFolder, staging_path, writing
 MANIFEST = "merge.json"
 _JOURNAL = "journal.jsonl"
 _SYNC_JOBS = 4  # finished jobs are noted in the journal about this often
-
-
-class ShardFiles:
-    """The files with weights, open for writing at any place. A pickled copy opens its own."""
-
-    def __init__(self, folder: Path, layout: Layout) -> None:
-        self.folder = folder
-        self._shards = layout.shards
-        self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
-        self._descriptors: dict[str, int] = {}
-
-    def create(self) -> None:
-        """Make all files, with their headers and of their final size."""
-        self.folder.mkdir(exist_ok=True)
-        for shard in self._shards:
-            file = self.descriptor(shard)
-            # Not allocated in advance: writing into allocated blocks is several times slower.
-            os.ftruncate(file, shard.num_bytes)
-            os.pwrite(file, shard.header, 0)
-            os.fsync(file)
-
-    def write(self, name: str, start: int, values: Tensor) -> None:
-        """Put a tensor's elements from `start` on where they belong."""
-        shard = self._shard_of[name]
-        offset = shard.offsets[name] + start * values.element_size()
-        view = values.view(torch.uint8).numpy().data
-        while len(view):
-            count = os.pwrite(self.descriptor(shard), view, offset)
-            view, offset = view[count:], offset + count
-
-    def descriptor(self, shard: Shard) -> int:
-        if shard.file_name not in self._descriptors:
-            path = self.folder / shard.file_name
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._descriptors[shard.file_name] = os.open(path, flags, 0o666)
-        return self._descriptors[shard.file_name]
-
-    def open(self) -> Checkpoint:
-        """What has been written, to be read again."""
-        return StoredCheckpoint("merged", [self.folder / x.file_name for x in self._shards], None)
-
-    def close(self) -> None:
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_descriptors": {}}
 
 
 class OutputFolder:
@@ -210,8 +158,8 @@ class OutputFolder:
         """Write the manifest, and let the output appear under its name."""
         self._start_sync().result()
         for files in self.shards.values():
-            if self.layout.index_name and self.layout.index:
-                (files.folder / self.layout.index_name).write_text(self.layout.index)
+            for name, text in self.layout.index.items():
+                (files.folder / name).write_text(text)
         (self.path / MANIFEST).write_text(manifest)
         self._staged.put_in_place()
         self._close(tidy=True)

@@ -1,7 +1,7 @@
 """What a merge will do, known from headers alone: parameters, jobs and their memory."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -70,6 +70,11 @@ class PlannedSite:
     @property
     def parameter(self) -> Parameter:
         return self.parameters[0]
+
+    def span(self, parameter: Parameter) -> tuple[int, int]:
+        """The elements of one of its parameters; of a layer's other parameters, all."""
+        is_first = parameter is self.parameter
+        return (self.start, self.stop) if is_first else (0, parameter.spec.num_elements)
 
     @property
     def grain(self) -> Grain:
@@ -196,7 +201,7 @@ def make_plan(
     layers = find_layers(parameters, evidence)
     by_name = {p.name: p for p in parameters}
     layered = {name for layer in layers for name in layer.parameters}
-    first = list(make_layer_jobs(layers, by_name, alignment, num_kept))
+    first = make_layer_jobs(layers, by_name, alignment, num_kept)
     others = [p for p in parameters if p.name not in layered]
     return Plan(
         tuple(parameters),
@@ -264,26 +269,37 @@ def _is_tensor_merged(parameter: Parameter) -> bool:
     return parameter.is_merged and parameter.rule.method.fallback.grain is Grain.TENSOR
 
 
-def _job(index: int, first_element: int, sites: Sequence[PlannedSite], alignment: Alignment) -> Job:
-    inputs = sum(
-        (s.stop - s.start) * model.spec(s.parameter.name).dtype.itemsize
-        for s in sites
-        for model in read_by(s.parameter, alignment)
-    )
-    peak = max(_site_bytes(site.parameter, site, len(alignment.models)) for site in sites)
-    return Job(index, first_element, tuple(sites), inputs, _WORKER_BYTES + peak)
+def _job(
+    index: int,
+    first_element: int,
+    sites: Sequence[PlannedSite],
+    alignment: Alignment,
+    num_kept: int = 0,
+) -> Job:
+    num_input_bytes = sum(site.layer.num_statistics_bytes for site in sites if site.layer)
+    for site in sites:
+        for p in site.parameters:
+            start, stop = site.span(p)
+            sizes = [model.spec(p.name).dtype.itemsize for model in read_by(p, alignment)]
+            num_input_bytes += (stop - start) * sum(sizes)
+    peak = max(_site_bytes(site, len(alignment.models), num_kept) for site in sites)
+    return Job(index, first_element, tuple(sites), num_input_bytes, _WORKER_BYTES + peak)
 
 
-def _site_bytes(parameter: Parameter, site: PlannedSite, num_models: int) -> int:
-    """Memory that merging a stretch or a tensor takes."""
-    if _is_tensor_merged(parameter):
-        method = parameter.rule.method.fallback
-        merging = method.tensor_bytes(parameter.spec.shape, num_models)
+def _site_bytes(site: PlannedSite, num_models: int, num_kept: int) -> int:
+    """Memory that merging a site takes."""
+    first = site.parameter
+    method = first.rule.method
+    if site.layer is not None:
+        init = method.tensor_bytes(first.spec.shape, num_models)
+        merging = site.layer.peak_bytes(num_models, num_kept) + init
+    elif _is_tensor_merged(first):
+        merging = method.fallback.tensor_bytes(first.spec.shape, num_models)
     else:
         size = min(site.stop - site.start, BLOCK_ELEMENTS)
-        item = (parameter.compute_dtype or torch.int8).itemsize
+        item = (first.compute_dtype or torch.int8).itemsize
         merging = (_SCRATCH_BLOCKS + num_models) * size * item
-    return merging + _factoring_bytes(parameter)
+    return merging + max(map(_factoring_bytes, site.parameters))
 
 
 def _factoring_bytes(parameter: Parameter) -> int:
@@ -299,36 +315,17 @@ def make_layer_jobs(
     parameters: Mapping[str, Parameter],
     alignment: Alignment,
     num_kept: int,
-) -> Iterator[Job]:
+) -> list[Job]:
     """Gather layers that share matrices; the largest jobs come first, so that none is left over."""
-    groups: dict[object, list[Layer]] = {}
+    groups: dict[object, list[PlannedSite]] = {}
     for layer in layers:
-        rule = parameters[layer.name].rule
-        groups.setdefault((rule, layer.sharing) if layer.sharing else layer.name, []).append(layer)
-    chunks = [
-        tuple(group[i : i + _LAYERS_TOGETHER])
+        own = tuple(parameters[name] for name in layer.parameters)
+        key = (own[0].rule, layer.sharing) if layer.sharing else layer.name
+        groups.setdefault(key, []).append(PlannedSite(own, 0, own[0].spec.num_elements, layer))
+    jobs = [
+        _job(0, 0, group[i : i + _LAYERS_TOGETHER], alignment, num_kept)
         for group in groups.values()
         for i in range(0, len(group), _LAYERS_TOGETHER)
     ]
-
-    def peak_bytes(layer: Layer) -> int:
-        own, num_models = [parameters[n] for n in layer.parameters], len(alignment.models)
-        init = own[0].rule.method.tensor_bytes(own[0].spec.shape, num_models)
-        return layer.peak_bytes(num_models, num_kept) + init + max(map(_factoring_bytes, own))
-
-    sizes = [max(map(peak_bytes, chunk)) for chunk in chunks]
-    order = sorted(range(len(chunks)), key=lambda i: -sizes[i] * len(chunks[i]))
-    for index, i in enumerate(order):
-        sites = [
-            PlannedSite(own, 0, own[0].spec.num_elements, layer)
-            for layer in chunks[i]
-            for own in [tuple(parameters[n] for n in layer.parameters)]
-        ]
-        inputs = sum(
-            model.spec(p.name).num_bytes
-            for site in sites
-            for p in site.parameters
-            for model in read_by(p, alignment)
-        )
-        inputs += sum(layer.num_statistics_bytes for layer in chunks[i])
-        yield Job(index, 0, tuple(sites), inputs, _WORKER_BYTES + sizes[i])
+    jobs.sort(key=lambda job: -(job.peak_bytes - _WORKER_BYTES) * len(job.sites))
+    return [replace(job, index=index) for index, job in enumerate(jobs)]

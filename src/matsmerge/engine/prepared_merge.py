@@ -24,10 +24,9 @@ from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.problems import listed
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
-
-_MAX_LISTED = 6
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,11 @@ class PreparedMerge:
         return self.output.finish.specs if self.output.finish else self.plan.written
 
     def layout(self, max_shard_bytes: int) -> Layout:
-        is_adapter = self.output.config is not None
-        tensors = list(self.written.items())
-        limit = max(1, sum(s.num_bytes for _, s in tensors)) if is_adapter else max_shard_bytes
-        return make_layout(tensors, "adapter_model" if is_adapter else "model", limit)
+        if self.output.config is None:
+            return make_layout(self.written, "model", max_shard_bytes)
+        # An adapter is one file.
+        num_bytes = sum(spec.num_bytes for spec in self.written.values())
+        return make_layout(self.written, "adapter_model", num_bytes)
 
 
 def prepare(
@@ -262,11 +262,9 @@ def _otherwise_notes(plan: Plan) -> list[str]:
         return []
     names = [p.name for p in plan.otherwise]
     used = dict.fromkeys(p.rule.method.fallback.name for p in plan.otherwise)
-    shown = ", ".join(names[:_MAX_LISTED])
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
     return [
         f"merged by {' or '.join(used)}, since the objective has nothing for them ({len(names)} of "
-        f"{len(plan.parameters)} tensors; all are in merge.json): {shown}{more}"
+        f"{len(plan.parameters)} tensors; all are in merge.json): {listed(names, 6)}"
     ]
 
 

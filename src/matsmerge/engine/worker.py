@@ -176,8 +176,7 @@ class Worker:
         rule, known = parameter.rule, measured.get(parameter.name, {})
         # What was measured has been read before, and checked then.
         read = partial(self._read, parameter, not known and not self.allow_nonfinite)
-        is_own = parameter is planned.parameter
-        start, stop = (planned.start, planned.stop) if is_own else (0, parameter.spec.num_elements)
+        start, stop = planned.span(parameter)
         models = zip(self.alignment.models, rule.weights, rule.densities, strict=True)
         return Site(
             parameter.name,
@@ -214,9 +213,8 @@ class Worker:
     def _prefetch(self, job: Job) -> None:
         for planned in job.sites:
             for p in planned.parameters:
-                stop = planned.stop if p is planned.parameter else p.spec.num_elements
                 for model in read_by(p, self.alignment):
-                    model.prefetch(p.name, planned.start, stop)
+                    model.prefetch(p.name, *planned.span(p))
 
 
 def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:

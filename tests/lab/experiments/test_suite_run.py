@@ -28,12 +28,12 @@ from matsmerge.lab.experiments.suite_run import resume_suite, run_suite
 from matsmerge.lab.experiments.suite_setup import local
 from matsmerge.lab.reports.report_files import Outputs, write_report
 from matsmerge.lab.tuning.search import JOURNAL
-from matsmerge.progress import Silent
+from matsmerge.progress import Progress
 from matsmerge.recipes.recipe_file import read_recipe
 from matsmerge.tasks.splits import read_split
 
 
-class Heard(Silent):
+class Heard(Progress):
     """What a run said."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from tiny_models import write_rows
 
-from matsmerge.progress import BYTES, Silent
+from matsmerge.progress import BYTES, Progress
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task import encode_all
@@ -100,7 +100,7 @@ def images_task(folder: Path, num: int = 120) -> Path:
     return path
 
 
-class Interrupting(Silent):
+class Interrupting(Progress):
     """Stops like Ctrl-C after a batch."""
 
     def __init__(self, at: int) -> None:

@@ -16,7 +16,7 @@ from matsmerge.data.rows import Data, fingerprint_rows
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.lab.evaluation.metrics import METRICS, choose_metrics
 from matsmerge.lab.evaluation.outcome import Answer, Outcome
-from matsmerge.progress import Progress, Silent
+from matsmerge.progress import Progress
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.batch_order import make_batches
 from matsmerge.tasks.generation import Generation
@@ -55,7 +55,7 @@ def evaluate(
     """
     chosen = Settings(**settings)
     examined = encode(loaded.task, data, task_file, num_examples=chosen.num_examples)
-    return run(loaded, examined, chosen, progress or Silent())
+    return run(loaded, examined, chosen, progress or Progress())
 
 
 @dataclass(frozen=True)
