@@ -66,7 +66,7 @@ class OutputError(MatsError):
 
 
 class AnotherRunError(OutputError):
-    """What was interrupted there is not what is to be continued."""
+    """An interrupted run is there, but of other inputs or options than the one to continue."""
 
 
 class ResourceError(MatsError):

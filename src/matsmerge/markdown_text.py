@@ -1,4 +1,4 @@
-"""Text of others in Markdown that we write: names and messages show as they are, and do nothing."""
+"""Names and messages put into Markdown so that they show as they are and act as no markup."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Libraries that are needed for some things only."""
+"""Imports of libraries that only some features need."""
 
 import importlib
 from typing import Any
@@ -12,7 +12,7 @@ _EXTRAS = {
 
 
 def import_optional(module: str) -> Any:
-    """A module of an extra, most of them `hf`, or an error that says how to install it."""
+    """Import a module of an extra (`hf`, unless listed); the error says how to install it."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

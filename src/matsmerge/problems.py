@@ -1,4 +1,4 @@
-"""What is wrong, all of it at once and in sentences; also what pydantic says.
+"""Problems collected and worded, so that one error says all of them; also those of pydantic.
 
     problems: list[str] = []
     for source in sources:
@@ -35,7 +35,7 @@ def noted(
     before: str = "",
     after: str = "",
 ) -> Iterator[None]:
-    """Go on after an error: what it says is added to the problems, with words around it."""
+    """Catch an error and add what it says to the problems, with words before and after it."""
     try:
         yield
     except error_type as error:
@@ -47,7 +47,7 @@ def noted(
 def reworded(
     *, before: str = "", after: str = "", error_type: type[MatsError] | None = None
 ) -> Iterator[None]:
-    """Say more about an error on its way out: words around each problem, or another type."""
+    """Raise an error again with words before and after each problem, or as another type."""
     try:
         yield
     except MatsError as error:
@@ -75,7 +75,7 @@ def counted(items: Sequence[str], what: str) -> str:
 def problems_of(
     error: ValidationError, *models: type[BaseModel], hints: Mapping[str, str] | None = None
 ) -> list[str]:
-    """All that is wrong with a value that was to become one of the models.
+    """The problems that pydantic found with a value for one of the models, in sentences.
 
     An unknown key is compared with those there are; `hints` are what to say instead about some.
     """
@@ -107,7 +107,7 @@ def _message(item: ErrorDetails) -> str:
 def _models_at(
     location: Sequence[int | str], models: Iterable[type[BaseModel]]
 ) -> list[type[BaseModel]]:
-    """What a value at a place may become."""
+    """The models that a value at a place may be of."""
     found = list(models)
     for part in location:
         if isinstance(part, int):

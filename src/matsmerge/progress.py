@@ -1,7 +1,7 @@
-"""How long work tells how far it is, and who listens.
+"""Progress of long work: what it reports, and who listens.
 
-Merging, collecting, training, tuning, evaluating and suites all tell it in the same words: a
-`stage` begins, it advances, and now and then there is something to note. The command line draws
+Merging, collecting, training, tuning, evaluating and suites all report it in the same way:
+a `stage` begins, it advances, and now and then there is something to note. The command line draws
 bars; from Python any function can listen.
 """
 
@@ -61,7 +61,7 @@ AnyProgress = Progress | Callable[[Update], object]
 
 
 def listener(progress: AnyProgress | None) -> Progress:
-    """A listener from what a user gave: one, a function, or nothing."""
+    """The listener for what a user gave: a listener, a function that is called, or None."""
     if progress is None:
         return Progress()
     return Callback(progress) if callable(progress) else progress

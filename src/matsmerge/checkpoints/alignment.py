@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor
 
-from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, dtype_name
+from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, dtype_name
 from matsmerge.errors import AlignmentError
 from matsmerge.problems import counted, listed
 
@@ -28,17 +28,8 @@ class AlignedModel:
     def spec(self, name: str) -> TensorSpec:
         return self.checkpoint.specs[self.names[name]]
 
-    def read_dtype(self, name: str) -> torch.dtype:
-        return self.checkpoint.read_dtype(self.names[name])
-
     def read(self, name: str, start: int, stop: int) -> Tensor:
         return self.checkpoint.read(self.names[name], start, stop)
-
-    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
-        self.checkpoint.read_into(buffer, self.names[name], start)
-
-    def prefetch(self, name: str, start: int, stop: int) -> None:
-        self.checkpoint.prefetch(self.names[name], start, stop)
 
 
 @dataclass(frozen=True)

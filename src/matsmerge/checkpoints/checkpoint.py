@@ -1,4 +1,4 @@
-"""What a checkpoint is: headers first, then one piece of one tensor at a time."""
+"""The interface of checkpoints: headers at once, values of one piece of one tensor at a time."""
 
 import math
 from abc import ABC, abstractmethod
@@ -58,7 +58,7 @@ class Checkpoint(ABC):
 
     @property
     def origin(self) -> "Checkpoint":
-        """What tells this checkpoint apart from others: of one that is computed, its source."""
+        """The checkpoint that identifies this one: itself, or what it is computed from."""
         return self
 
     def read_dtype(self, name: str) -> torch.dtype:

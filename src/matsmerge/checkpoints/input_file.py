@@ -1,4 +1,4 @@
-"""A file that is read: what the system says of it, and a digest of all its bytes."""
+"""Input files: size, time and inode, and a digest of all bytes, to notice changes."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ class InputFile:
 
 
 def look_at(path: Path) -> InputFile:
-    """What the system says of a file now."""
+    """The size, time of modification and inode that a file has now."""
     with reading(path, CheckpointError):
         found = path.stat()
     return InputFile(path, found.st_size, found.st_mtime_ns, found.st_ino)

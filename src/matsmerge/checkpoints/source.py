@@ -1,4 +1,4 @@
-"""From what the user names to a `Checkpoint`: file, folder, hub id, state dict or module."""
+"""Opening what the user names as a `Checkpoint`: file, folder, hub id, state dict or module."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -96,7 +96,7 @@ def _download(name: str, revision: str | None) -> Path:
 
 
 def resolved(source: str) -> str:
-    """A name for what a source stands for: the absolute path where it is one, else as it is."""
+    """The absolute path of a source that is a local path; any other source as it is."""
     path = local_path(source)
     try:
         return str(path.resolve()) if path.exists() else source
@@ -159,7 +159,7 @@ class _Index(BaseModel, strict=True):
 
 
 def _shard_names(folder: Path, index: Path, content: _Index) -> list[str]:
-    """The files that an index names, if they can be and are in its folder."""
+    """The files that an index names; each must be a file in its folder."""
     names = list(dict.fromkeys(content.weight_map.values()))
     problems = []
     for name in names:
@@ -173,7 +173,7 @@ def _shard_names(folder: Path, index: Path, content: _Index) -> list[str]:
 
 
 def _is_file_name(name: str) -> bool:
-    """Can a file of this name be in a folder?"""
+    """Whether a file in a folder can have this name."""
     is_plain = Path(name).name == name and name not in ("", "..") and "\0" not in name
     return is_plain and len(name.encode()) <= _MAX_NAME_BYTES
 

@@ -1,4 +1,4 @@
-"""What the tokenizers beside models say, read from their files alone, to be compared."""
+"""Tokenizers as their files describe them, read for comparison without loading them."""
 
 import hashlib
 import json

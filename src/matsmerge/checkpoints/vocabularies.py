@@ -1,4 +1,4 @@
-"""Do models mean the same token by the same row of their embeddings?
+"""Comparison of tokenizers: do models mean the same token by the same row of embeddings?
 
 Embeddings are merged row by row. Where models give a token different ids that would mix unrelated
 tokens, which is refused; what differs otherwise (tokens that one model lacks, special tokens, chat
@@ -32,7 +32,7 @@ _WHAT_TO_DO = (
 
 @dataclass
 class Comparison:
-    """What is wrong with merging models with these tokenizers, and what should be known."""
+    """Reasons not to merge models with these tokenizers, and notes for those who do."""
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

@@ -49,8 +49,7 @@ class Listener:
         for number in _SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` and `&` have it
                 signal.signal(number, self._hear)
-        if hasattr(signal, "SIGALRM"):
-            signal.signal(signal.SIGALRM, self._try_again)
+        signal.signal(signal.SIGALRM, self._try_again)
         sys.unraisablehook = _without_interruptions(sys.unraisablehook)
 
     def end(self) -> None:
@@ -78,7 +77,8 @@ class Listener:
     def _interrupt(self, frame: FrameType | None) -> None:
         if self._is_raised:  # it is being cleaned up
             return
-        if _is_importing(frame) and self._wait():
+        if _is_importing(frame):
+            self._wait()
             return
         assert self.number is not None
         self._is_raised = True
@@ -89,12 +89,9 @@ class Listener:
         if not self._is_over:
             self._wait()
 
-    def _wait(self) -> bool:
-        """Try again in a moment; False where there is no timer."""
-        if not hasattr(signal, "setitimer"):
-            return False
+    def _wait(self) -> None:
+        """Try again in a moment."""
         signal.setitimer(signal.ITIMER_REAL, _SECONDS)
-        return True
 
 
 def _is_importing(frame: FrameType | None) -> bool:

@@ -1,4 +1,4 @@
-"""What is written of merged adapters: an adapter again, or the full model it makes of its base."""
+"""The output of merging adapters: an adapter again, or the full model it makes of its base."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,10 +37,11 @@ class Finish:
 
 @dataclass(frozen=True)
 class AdapterOutput:
-    """An adapter to write, or to fold into its base; of full models there is nothing to say.
+    """How merged adapters are written: as an adapter, or folded into their base.
 
-    `layers` are the weights that a LoRA is made of while they are merged, by name; `names` what
-    other tensors are called in the adapter.
+    Empty for full models, which are written as they are merged. `layers` are the weights that
+    a LoRA is made of while they are merged, by name; `names` what other tensors are called in the
+    adapter.
     """
 
     config: Mapping[str, Any] | None = None  # of the adapter that is written
@@ -52,7 +53,7 @@ class AdapterOutput:
 def plan_output(
     recipe: Recipe, inputs: Inputs, alignment: Alignment, rules: Mapping[str, Rule]
 ) -> AdapterOutput:
-    """What to write of adapters; full models are written as they are merged."""
+    """Plan the output of a merge of adapters; that of full models is empty."""
     if inputs.view == "vectors":
         output = _vectors(recipe, inputs, alignment)
     elif inputs.view == "joint":

@@ -1,4 +1,4 @@
-"""What the models' own cards say of license, language and data: metadata for the merge's card.
+"""License, language and data sets from the models' cards, for the card of the merge.
 
 Cards are written by anybody and nothing of a merge depends on them. One that cannot be read says
 nothing, and so does a value of another type than expected.
@@ -19,7 +19,7 @@ _FRONT = re.compile(r"---[ \t]*\n(.*?)(?<=\n)---[ \t]*(?:\n|$)", re.DOTALL)
 
 
 def inherit_metadata(folders: Mapping[str, Path | None]) -> tuple[dict[str, Any], list[str]]:
-    """What all models agree on, and all data sets they name; with notes on unusable cards.
+    """The metadata that all models share and all data sets they name; notes on unusable cards.
 
     From the folder of each model by its name; a model without one has no card.
     """

@@ -1,4 +1,4 @@
-"""Where jobs run: what an executor is, and what it may be asked to do."""
+"""Executors, which run jobs: their interface, the simplest one, and how work is given to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from matsmerge.progress import Progress
 
 
 class HasPeak(Protocol):
-    """Something that knows how much memory working on it takes."""
+    """A job that says how much memory it takes."""
 
     @property
     def peak_bytes(self) -> int: ...
@@ -83,7 +83,7 @@ class SerialExecutor:
 
 @dataclass(frozen=True)
 class Piece(Generic[T]):
-    """Something to work on by itself: how much is read of it, and the memory that takes."""
+    """One of many like things to work on: its size for progress, and the memory that it takes."""
 
     content: T
     num_bytes: int
@@ -97,7 +97,7 @@ def map_pieces(
     function: Callable[[T], R],
     pieces: Sequence[Piece[T]],
 ) -> Iterator[R]:
-    """Results of a function for all pieces, in any order, while progress is told how far it is."""
+    """Apply a function to all pieces and yield the results, in any order; progress is reported."""
     progress.stage(title, sum(piece.num_bytes for piece in pieces))
     for result, num_bytes in executor.map(partial(_work_on, function), pieces):
         yield result

@@ -1,4 +1,4 @@
-"""The files a merge reads: whether they are still those that it began with.
+"""The files that a merge reads, and whether any has changed since it began.
 
 A file counts as unchanged if its size, its time of modification and its inode are what they were.
 That costs nothing, and misses only a change that hides itself (one that sets the time back). With
@@ -23,7 +23,7 @@ _DIGEST_BYTES = 2_000_000  # of memory, whatever the file's size
 
 
 class FileNote(BaseModel):
-    """What a journal says of a file; no path, since a folder may be moved."""
+    """A file as a journal describes it; without its path, since a folder may be moved."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,11 +42,11 @@ class InputFiles:
     digests: dict[Path, str] = field(default_factory=dict)
 
     def read_digests(self, executor: Executor, progress: Progress) -> None:
-        """Read every byte, to know the files' content from here on."""
+        """Read every file and keep its digest, by which changes are noticed from here on."""
         self.digests.update(self._digest_all(executor, progress))
 
     def check(self, executor: Executor, progress: Progress) -> None:
-        """Refuse files that have changed; after a merge, for then it may be of both contents."""
+        """Refuse files that have changed; a merge of them may be of the old and the new content."""
         if self.digests:
             found = self._digest_all(executor, progress)
             changed = [

@@ -1,4 +1,4 @@
-"""The journal of a merge: what it is a merge of, and which of its jobs have reached the disk."""
+"""The journal of a merge, read: what is merged, and which jobs have reached the disk."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ class _Line(BaseModel):
 
 @dataclass
 class Noted:
-    """What a journal says."""
+    """The content of a journal."""
 
     identity: str
     inputs: list[FileNote]
@@ -37,7 +37,7 @@ class Noted:
 
 
 def read_journal(path: Path) -> Noted | None:
-    """What is in a journal; None if there is none, or its first line was never completed."""
+    """Read a journal; None if there is none, or its first line was never completed."""
     lines, num_bytes = read_journal_lines(path)
     noted: Noted | None = None
     for number, entry in enumerate(lines, 1):

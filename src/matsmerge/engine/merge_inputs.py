@@ -193,18 +193,15 @@ def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
     adapters = list(inputs.adapters.values())
     vectors = {t: spec for a in reversed(adapters) for t, spec in _vectors(a).items()}
     names = {n: PREFIX + n for a in adapters for n in a.values}
-    *values, first = _values(inputs, heads, names)
-    models = {
-        name: FilledCheckpoint(
-            adapter.label,
-            {**vectors, **_vectors(adapter), **own.specs},
-            {t: Stored(adapter.checkpoint, t) for t in _vectors(adapter)} | dict(own.sources),
-            1.0,
-            of=adapter.checkpoint,
-        )
-        for (name, adapter), own in zip(inputs.adapters.items(), values, strict=True)
-    }
-    start = FilledCheckpoint("the all-ones start", {**vectors, **first.specs}, first.sources, 1.0)
+    *values, (specs, sources) = _values(inputs, heads, names)
+    models: dict[str, Checkpoint] = {}
+    for (name, adapter), (own_specs, own_sources) in zip(
+        inputs.adapters.items(), values, strict=True
+    ):
+        own = {t: Stored(adapter.checkpoint, t) for t in _vectors(adapter)} | own_sources
+        all_specs = {**vectors, **_vectors(adapter), **own_specs}
+        models[name] = FilledCheckpoint(adapter.label, all_specs, own, 1.0, of=adapter.checkpoint)
+    start = FilledCheckpoint("the all-ones start", {**vectors, **specs}, sources, 1.0)
     return replace(inputs, models=models, base=start, heads=tuple(names[n] for n in heads))
 
 
@@ -224,26 +221,23 @@ def _joint(inputs: Inputs, heads: set[str]) -> Inputs:
         if n in weights
     )
     names = {n: n for a in inputs.adapters.values() for n in a.values}
-    *values, first = _values(inputs, heads, names)
+    *values, (specs, sources) = _values(inputs, heads, names)
     models = {
-        name: JointCheckpoint(space, i, FilledCheckpoint("", own.specs, own.sources, 0.0))
+        name: JointCheckpoint(space, i, FilledCheckpoint("", *own, 0.0))
         for i, (name, own) in enumerate(zip(inputs.adapters, values, strict=True))
     }
     coordinates = {f"{m}.weight": space.spec(m) for m in space.modules}
-    start = FilledCheckpoint("no change", {**coordinates, **first.specs}, first.sources, 0.0)
+    start = FilledCheckpoint("no change", {**coordinates, **specs}, sources, 0.0)
     return replace(inputs, models=models, base=start, heads=tuple(sorted(heads)), space=space)
 
 
-@dataclass(frozen=True)
-class _Values:
-    """Parameters brought whole, under the names they are merged by."""
+def _values(
+    inputs: Inputs, heads: set[str], names: Mapping[str, str]
+) -> Iterator[tuple[dict[str, TensorSpec], dict[str, Stored]]]:
+    """Parameters that each adapter brings whole, and last those of the base, which others share.
 
-    specs: Mapping[str, TensorSpec]
-    sources: Mapping[str, Stored]
-
-
-def _values(inputs: Inputs, heads: set[str], names: Mapping[str, str]) -> Iterator[_Values]:
-    """What each adapter brings whole, and last the base; what one lacks is the base's."""
+    Each has a spec and a source, under the name it is merged by; what one lacks is the base's.
+    """
     on_base = inputs.on_base
     brought = {n: _brought(adapter, on_base.get(n)) for n, adapter in inputs.adapters.items()}
     shared: dict[str, Stored] = {}
@@ -260,14 +254,12 @@ def _values(inputs: Inputs, heads: set[str], names: Mapping[str, str]) -> Iterat
     names = {**{n: n for n in shared}, **names}
     for own in brought.values():
         sources = {**of_base, **own}
-        yield _Values(
-            {names[n]: s.checkpoint.specs[s.name] for n, s in sources.items()},
-            {names[n]: s for n, s in sources.items()},
-        )
-    yield _Values(
-        {names[n]: s.checkpoint.specs[s.name] for n, s in shared.items()},
-        {names[n]: s for n, s in of_base.items()},
-    )
+        yield _specs(sources, names), {names[n]: s for n, s in sources.items()}
+    yield _specs(shared, names), {names[n]: s for n, s in of_base.items()}
+
+
+def _specs(sources: Mapping[str, Stored], names: Mapping[str, str]) -> dict[str, TensorSpec]:
+    return {names[n]: source.checkpoint.specs[source.name] for n, source in sources.items()}
 
 
 def _brought(adapter: Adapter, folded: AdaptedCheckpoint | None) -> dict[str, Stored]:

@@ -233,7 +233,7 @@ def _check_start(recipe: Recipe, inputs: Inputs) -> None:
 
 
 def _check_joint(recipe: Recipe, rules: Mapping[str, Rule]) -> None:
-    """Refuse methods that mean something else in a space of changes."""
+    """Refuse methods that give something else on changes than on models."""
     for rule in rules.values():
         if recipe.rank == "concatenate" and rule.method.coefficients(rule.weights) is None:
             raise RecipeError(
@@ -269,7 +269,7 @@ def _otherwise_notes(plan: Plan) -> list[str]:
 
 
 def _taken_from_one(recipe: Recipe, name: str) -> bool:
-    """Does the recipe pass this parameter through from one model?"""
+    """Whether the recipe takes this parameter from one model as it is."""
     method = recipe.method.name
     for override in recipe.overrides:
         if override.method and matches(name, override.match):

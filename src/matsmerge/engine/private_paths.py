@@ -1,4 +1,4 @@
-"""Where the inputs of a merge lie on this machine: a file for us alone, kept from uploads.
+"""The local paths of a merge's inputs, in a hidden file that is kept from uploads.
 
 What is published of a merge names its inputs without their folders. `mats inspect --subspace` and
 `mats report` find them again by this hidden file, which git and the hub are told to ignore.
@@ -29,7 +29,7 @@ class PrivatePaths(BaseModel):
 
 
 def write_paths(prepared: PreparedMerge, folder: Path) -> None:
-    """Note where everything lies."""
+    """Write the paths of models, base and statistics into an output folder."""
     alignment = prepared.alignment
     base = prepared.pretrained or (alignment.base.checkpoint if alignment.base else None)
     pairs = zip(alignment.models, prepared.evidence, strict=False)
@@ -45,7 +45,7 @@ def write_paths(prepared: PreparedMerge, folder: Path) -> None:
 
 
 def read_paths(folder: Path | None) -> PrivatePaths:
-    """Where the inputs of the merge in a folder lie; nothing of one from another machine."""
+    """Read the paths of a merge's inputs; empty for an output that came from elsewhere."""
     if folder is None or not (folder / PRIVATE).exists():
         return PrivatePaths()
     return read_json_as(folder / PRIVATE, PrivatePaths, DataError)

@@ -1,4 +1,4 @@
-"""What happens to a job: read its sites, merge or measure them, write the rounded values."""
+"""The work on a job: its sites are read, merged or measured, rounded and written."""
 
 import math
 import threading
@@ -34,7 +34,7 @@ FINAL = None
 
 @dataclass
 class Receipt:
-    """What is known of a job once all of its values have been written.
+    """The record of a job all of whose values have been written.
 
     The sum of squares of each parameter of each site, what methods reported on parameters, and the
     share of its change that each layer of a LoRA keeps.
@@ -48,7 +48,7 @@ class Receipt:
 
 @dataclass(frozen=True)
 class Worker:
-    """Works on jobs; it has the models' names and offsets, and opens their files itself."""
+    """Merges and measures jobs, in any thread or process; a copy opens the models' files itself."""
 
     alignment: Alignment
     allow_nonfinite: bool
@@ -149,7 +149,7 @@ class Worker:
             sink.write(name, 0, tensor.view(-1))
 
     def observe(self, job: Job, reading: Pass) -> tuple[int, list[Any]]:
-        """Note what a pass wants to know; with the job's index, to put notes in order."""
+        """The notes of a pass over a job's sites, with the job's index to put notes in order."""
         if reading.spacing is None:
             self._prefetch(job)
         notes = [reading.observe(site) for site in self._observed(job, reading)]
@@ -197,14 +197,15 @@ class Worker:
         stop: int,
         out: Tensor | None = None,
     ) -> Tensor:
-        buffer = _buffer(stop - start, model.read_dtype(parameter.name))
-        model.read_into(buffer, parameter.name, start)
+        checkpoint, name = model.checkpoint, model.names[parameter.name]
+        buffer = _buffer(stop - start, checkpoint.read_dtype(name))
+        checkpoint.read_into(buffer, name, start)
         block = torch.empty(stop - start, dtype=parameter.compute_dtype) if out is None else out
         block.copy_(buffer.tensor)
         if check and not is_finite(block, torch.dot(block, block).item()):
             finite = block.isfinite()
             raise NonFiniteError(
-                f"{model.checkpoint.label}: tensor '{model.names[parameter.name]}' holds "
+                f"{checkpoint.label}: tensor '{name}' holds "
                 f"{block[~finite][0].item()} (element {start + int((~finite).nonzero()[0])}); "
                 "repair the checkpoint, or merge it all the same with --allow-nonfinite"
             )
@@ -214,7 +215,7 @@ class Worker:
         for planned in job.sites:
             for p in planned.parameters:
                 for model in read_by(p, self.alignment):
-                    model.prefetch(p.name, *planned.span(p))
+                    model.checkpoint.prefetch(model.names[p.name], *planned.span(p))
 
 
 def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:

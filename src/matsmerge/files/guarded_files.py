@@ -61,7 +61,7 @@ Numbers = Annotated[Any, AfterValidator(_numbers)]
 
 @contextmanager
 def reading(path: Path | str, error_type: type[MatsError]) -> Iterator[None]:
-    """Turn what the system says against reading a file into an error that names it."""
+    """Turn an error of the system while a file is read into one that names the file."""
     try:
         yield
     # A zero byte in a name is a ValueError, links in a circle are a RuntimeError.
@@ -71,7 +71,7 @@ def reading(path: Path | str, error_type: type[MatsError]) -> Iterator[None]:
 
 
 def open_regular(path: Path, error_type: type[MatsError]) -> BufferedReader:
-    """A file open for reading, if it is a regular one; of others, reading may never end."""
+    """Open a regular file for reading; others are refused, since reading them may never end."""
     with reading(path, error_type):
         # Opening a pipe would wait for its other end.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -82,7 +82,7 @@ def open_regular(path: Path, error_type: type[MatsError]) -> BufferedReader:
 
 
 def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> bytes:
-    """A regular file's content, if it is not larger than it may be."""
+    """Read a regular file of at most so many bytes."""
     with reading(path, error_type), open_regular(path, error_type) as file:
         size = os.fstat(file.fileno()).st_size
         # Reading sets aside as much memory as may come, which is not all that is allowed.
@@ -97,7 +97,7 @@ def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_B
 
 
 def read_text(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> str:
-    """A regular UTF-8 file's text, if it is not larger than it may be."""
+    """Read a regular file of UTF-8 text of at most so many bytes."""
     return decode(read_bytes(path, error_type, most_bytes), str(path), error_type)
 
 
@@ -117,7 +117,7 @@ def read_json(
     most_values: int = _MAX_JSON_VALUES,
     unique: bool = False,
 ) -> Any:
-    """What is in a JSON file."""
+    """Read a JSON file."""
     text = read_text(path, error_type, most_bytes)
     return parse_json(text, str(path), error_type, most_values, unique)
 
@@ -129,7 +129,7 @@ def parse_json(
     most_values: int = _MAX_JSON_VALUES,
     unique: bool = False,
 ) -> Any:
-    """What a JSON text says; `where` it was found is named in errors.
+    """Parse JSON; `where` it was found is named in errors.
 
     If keys must be `unique`, one that is given twice is an error.
     """
@@ -172,13 +172,13 @@ def read_json_as(
     most_bytes: int = _MAX_BYTES,
     most_values: int = _MAX_TYPED_VALUES,
 ) -> T:
-    """A JSON file's content as a type that pydantic knows."""
+    """Read a JSON file as a type that pydantic knows."""
     content = read_json(path, error_type, most_bytes, most_values)
     return parse_as(content, expected, str(path), error_type)
 
 
 def parse_as(content: Any, expected: type[T], where: str, error_type: type[MatsError]) -> T:
-    """A value as a type that pydantic knows; every part that does not fit is named."""
+    """Check a value against a type that pydantic knows; each part that does not fit is named."""
     try:
         return TypeAdapter(expected).validate_python(content)
     except ValidationError as error:

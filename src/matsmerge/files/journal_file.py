@@ -1,4 +1,4 @@
-"""A journal: lines that say what was begun and what is done, for a run that continues.
+"""A journal: a file whose lines say what a run is of and what it has done, to continue it later.
 
 Every line is a JSON object with a checksum, and on the disk before the work goes on. Only the last
 one may be torn, by the death of the run that was writing it, and is then forgotten; anything else
@@ -19,14 +19,14 @@ _MAX_BYTES = 256 * 2**20
 
 
 class JournalFile:
-    """A journal to note something in."""
+    """A journal that lines are added to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @classmethod
     def begin(cls, path: Path, first: Mapping[str, Any]) -> Self:
-        """A new journal; one whose first line is not whole counts as none."""
+        """Start a new journal; one whose first line is not whole counts as none."""
         path.unlink(missing_ok=True)
         journal = cls(path)
         journal.note(first)
@@ -34,7 +34,7 @@ class JournalFile:
 
     @classmethod
     def resume(cls, path: Path, num_bytes: int) -> Self:
-        """Go on after as many bytes as were read, without a torn line."""
+        """Continue a journal after the bytes that were read, cutting off a torn line."""
         os.truncate(path, num_bytes)
         return cls(path)
 
@@ -48,7 +48,7 @@ class JournalFile:
 
 
 def read_journal_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """All lines but a torn one, and how many bytes they have; none if there is no journal."""
+    """All whole lines and their number of bytes; none if there is no journal."""
     entries: list[dict[str, Any]] = []
     num_bytes = 0
     if not os.path.lexists(path):
@@ -66,12 +66,12 @@ def read_journal_lines(path: Path) -> tuple[list[dict[str, Any]], int]:
 
 
 def line_of(path: Path, number: int) -> str:
-    """Where a problem with a line is, and what to do about it."""
+    """The beginning of a message about a damaged line, with what to do about it."""
     return f"{path}: line {number}: damaged, start anew with --overwrite"
 
 
 def _parse(raw: bytes, where: str, may_be_torn: bool) -> dict[str, Any] | None:
-    """A line; None if it may be torn and is."""
+    """The content of a line; None if it is torn, where it may be."""
     try:
         content = parse_json(raw.decode(), where, OutputError)
     except (UnicodeDecodeError, OutputError) as error:

@@ -1,4 +1,4 @@
-"""Where an output may be put: all that speaks against a place, before any work is done for it."""
+"""Checks of the place that an output is to be written to, before any work is done."""
 
 import errno
 import os
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 def _raising(
     find: Callable[Concatenate[Path, P], Iterator[str]],
 ) -> Callable[Concatenate[Path, P], None]:
-    """Make a function that finds problems with a target one that raises them, all at once."""
+    """Turn a function that yields problems with a target into one that raises them together."""
 
     @wraps(find)
     def check(target: Path, /, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -91,7 +91,7 @@ def check_file(
 
 
 def check_room(target: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for."""
+    """Refuse an output that is larger than the free space on its disk."""
     parent = _nearest(target)
     free = shutil.disk_usage(parent).free
     if free < num_bytes:
@@ -102,7 +102,7 @@ def check_room(target: Path, num_bytes: int) -> None:
 
 
 def is_vacant(target: Path) -> bool:
-    """Can a folder be put here without anything being lost? An empty folder is like none.
+    """Whether a folder can be put here without anything being lost. An empty folder is like none.
 
     Not one that a disk is mounted on: no other folder can take its place.
     """
@@ -118,7 +118,7 @@ def _parent_problems(target: Path) -> Iterator[str]:
 
 
 def _nearest(target: Path) -> Path:
-    """The folder above that exists; those between are made with the output."""
+    """The nearest folder above that exists; those in between are made with the output."""
     return next(p for p in target.resolve().parents if p.exists())
 
 

@@ -114,12 +114,12 @@ _StrictLoader.add_constructor(None, _refuse_tag)  # of all tags that have none
 
 
 def read_yaml(path: Path, error_type: type[MatsError]) -> Any:
-    """What is in a YAML (or JSON) file; what is wrong with it is an error of this type."""
+    """Read a YAML (or JSON) file; what is wrong with it is an error of this type."""
     return parse_yaml(read_text(path, error_type, _MAX_BYTES), str(path), error_type)
 
 
 def parse_yaml(text: str, where: str, error_type: type[MatsError]) -> Any:
-    """What a YAML text says; `where` it was found is named in errors."""
+    """Parse YAML; `where` it was found is named in errors."""
     if len(text) > _MAX_BYTES:
         raise error_type(f"{where}: more than {_MAX_BYTES:,} characters of YAML")
     try:
@@ -131,7 +131,7 @@ def parse_yaml(text: str, where: str, error_type: type[MatsError]) -> Any:
 
 
 def _described(error: Exception) -> str:
-    """The place and the reason, in a line."""
+    """The place and the reason of a YAML error, in one line."""
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -77,7 +77,7 @@ def staging_path(target: Path) -> Path:
 
 
 def is_interrupted(target: Path) -> bool:
-    """Is there anything beside a target that a run could continue, or that somebody might miss?"""
+    """Whether the hidden folder beside a target holds something to continue, or to lose."""
     staging = staging_path(target)
     if not staging.is_dir():
         return staging.exists()
@@ -86,7 +86,7 @@ def is_interrupted(target: Path) -> bool:
 
 @contextmanager
 def held(folder: Path, work: str, target: Path | None = None) -> Iterator[None]:
-    """Keep other runs out of a folder; an `OutputError` if one is in it, writing the target."""
+    """Lock a folder against other runs; an `OutputError` if one is writing the target there."""
     lock = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -135,7 +135,7 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 
 
 def temporary_path(file: Path) -> Path:
-    """Where a file is while it is written; always the same, so that the next run replaces it."""
+    """The name of a file while it is written; always the same, so that the next run replaces it."""
     return file.with_name(f".{file.name}.tmp")
 
 
@@ -153,7 +153,7 @@ def put_bytes(path: Path, content: bytes) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what the system says against writing into an `OutputError` that names the output."""
+    """Turn an error of the system while writing into an `OutputError` that names the output."""
     try:
         yield
     except OSError as error:

@@ -37,7 +37,7 @@ class ModelData(TaskFile):
 
     @property
     def task_file(self) -> TaskFile:
-        """What is to be done with which data; reads the task file, if there is one."""
+        """The task file that the path names, if it does, and what is given here."""
         given = {k: getattr(self, k) for k in TaskFile.model_fields if k in self.model_fields_set}
         if Path(self.data).suffix not in (".yaml", ".yml"):
             return TaskFile(**given)
@@ -61,7 +61,7 @@ class ModelData(TaskFile):
 
 
 def as_model_data(value: Any) -> Any:
-    """A path alone is data with nothing else said about it."""
+    """Accept a path alone in place of a mapping with `path`."""
     if isinstance(value, (str, Path)):
         return {"path": str(value)}
     if isinstance(value, Mapping) and isinstance(value.get("path"), Path):

@@ -1,4 +1,4 @@
-"""What a recipe says about each single parameter."""
+"""Rules: the method, weights and densities that a recipe gives each parameter."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
