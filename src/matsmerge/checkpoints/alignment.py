@@ -1,7 +1,7 @@
 """Do these models fit together? Answered from headers, with every difference at once."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -73,7 +73,11 @@ def align(
             notes.append(f"{name}: {note}")
         tables[name] = {rename(n): target for n, target in table.items()}
 
-    _check_patterns(heads, tables)
+    known = {name for table in tables.values() for name in table}
+    AlignmentError.raise_all(
+        f"the head pattern '{pattern}' matches no parameter, e.g. {min(known)}"
+        for pattern in unmatched(heads, known)
+    )
     own: dict[str, dict[str, str]] = {}
     for name, table in tables.items():
         own[name] = {n: table.pop(n) for n in list(table) if matches(n, heads)}
@@ -136,6 +140,11 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
+def unmatched(patterns: Iterable[str], names: Collection[str]) -> list[str]:
+    """The patterns that match none of the names."""
+    return [p for p in patterns if not any(fnmatchcase(name, p) for name in names)]
+
+
 def _title(name: str, checkpoint: Checkpoint) -> str:
     return (
         checkpoint.label if name in (checkpoint.label, "base") else f"{name} ({checkpoint.label})"
@@ -176,15 +185,6 @@ def _common_prefix(names: Iterable[str], prefixed: Iterable[str]) -> str | None:
             if name[end:] in bare:
                 counts[name[:end]] = counts.get(name[:end], 0) + 1
     return max(sorted(counts), key=lambda prefix: counts[prefix], default=None)
-
-
-def _check_patterns(heads: Sequence[str], tables: Mapping[str, Mapping[str, str]]) -> None:
-    names = {name for table in tables.values() for name in table}
-    AlignmentError.raise_all(
-        f"the head pattern '{pattern}' matches no parameter, e.g. {min(names)}"
-        for pattern in heads
-        if not any(matches(name, [pattern]) for name in names)
-    )
 
 
 def _drop_tied(tables: Mapping[str, dict[str, str]]) -> dict[str, str]:

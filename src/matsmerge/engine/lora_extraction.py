@@ -8,7 +8,7 @@ from typing import Any
 from matsmerge.adapters.adapter import is_head
 from matsmerge.adapters.adapter_folder import read_adapter
 from matsmerge.adapters.lora import LoraLayer, lora_config
-from matsmerge.checkpoints.alignment import Alignment, align, matches
+from matsmerge.checkpoints.alignment import Alignment, align, matches, unmatched
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
@@ -16,7 +16,7 @@ from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.checkpoints.summary import relative_change
 from matsmerge.engine.adapter_output import AdapterOutput, limited, tensor_name
-from matsmerge.engine.card_metadata import inherit_metadata
+from matsmerge.engine.model_card import inherit_metadata
 from matsmerge.engine.plan import make_plan
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import CheckpointError, RecipeError
@@ -74,8 +74,7 @@ def prepare_extraction(
         known = [layer.module for layer in layers.values()]
         RecipeError.raise_all(
             f"no linear module that changed matches '{p}', e.g. {known[:1]}"
-            for p in modules
-            if not any(matches(module, [p]) for module in known)
+            for p in unmatched(modules, known)
         )
         layers = {n: layer for n, layer in layers.items() if matches(layer.module, modules)}
     if not layers:

@@ -10,14 +10,13 @@ from typing import Any
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.checkpoints.public_names import public_name, public_text, without_paths
+from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.layout import Layout
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.worker import Receipt
 from matsmerge.files.whole_outputs import whole_file
 from matsmerge.methods.site import Measured
-from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule
 from matsmerge.version import __version__, versions
 
@@ -63,19 +62,6 @@ def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
     )
 
 
-def public_notes(prepared: PreparedMerge) -> list[str]:
-    """What was decided without being asked, without local paths."""
-    labels = {checkpoint.label for checkpoint in prepared.checkpoints}
-    return [public_text(note, labels) for note in prepared.notes]
-
-
-def public_recipe(recipe: Recipe) -> dict[str, Any]:
-    """The recipe as plain data, without what was left at its default and without local paths."""
-    data = without_paths(recipe.model_dump(mode="json", exclude_defaults=True))
-    assert isinstance(data, dict)
-    return data
-
-
 def identify(
     prepared: PreparedMerge, layout: Layout, inputs: list[dict[str, Any]], allow_nonfinite: bool
 ) -> str:
@@ -112,9 +98,9 @@ def make_manifest(
     return {
         "format": 1,
         "versions": versions("torch", "python"),
-        "recipe": public_recipe(prepared.recipe),
+        "recipe": prepared.recipe.published,
         "inputs": inputs,
-        "notes": public_notes(prepared),
+        "notes": prepared.public_notes,
         "tied": dict(prepared.alignment.tied),
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
         **({"lora": lora} if lora else {}),

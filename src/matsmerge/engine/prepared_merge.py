@@ -8,15 +8,15 @@ from typing import Any
 from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
-from matsmerge.checkpoints.public_names import public_name
+from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
-from matsmerge.engine.card_metadata import inherit_metadata
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
 from matsmerge.engine.merge_inputs import Inputs, gather_inputs
+from matsmerge.engine.model_card import inherit_metadata
 from matsmerge.engine.plan import Plan, make_plan
 from matsmerge.engine.prefix_merge import PrefixMerge
 from matsmerge.engine.prefix_preparation import prepare_prefix, read_data
@@ -66,6 +66,12 @@ class PreparedMerge:
         if self.pretrained is not None:
             found.append(self.pretrained)
         return found + [one.statistics.arrays for one in self.evidence]
+
+    @property
+    def public_notes(self) -> list[str]:
+        """What was decided without being asked, without local paths."""
+        labels = {checkpoint.label for checkpoint in self.checkpoints}
+        return [public_text(note, labels) for note in self.notes]
 
     @property
     def num_head_bytes(self) -> int:

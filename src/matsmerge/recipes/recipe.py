@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from matsmerge.checkpoints.public_names import path_names
+from matsmerge.checkpoints.public_names import path_names, without_paths
 from matsmerge.checkpoints.source import resolved
 from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
@@ -193,6 +193,12 @@ class Recipe(_Strict):
     def torch_dtype(self) -> torch.dtype | None:
         """The dtype of the output, if it is said."""
         return None if self.dtype is None else getattr(torch, self.dtype)
+
+    @property
+    def published(self) -> dict[str, Any]:
+        """The recipe as plain data, without defaults and without local paths."""
+        data: dict[str, Any] = without_paths(self.model_dump(mode="json", exclude_defaults=True))
+        return data
 
     def method_specs(self) -> list[tuple[str, MethodSpec]]:
         """The method, and the method of every override that changes it."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from matsmerge.checkpoints.alignment import matches
+from matsmerge.checkpoints.alignment import matches, unmatched
 from matsmerge.errors import RecipeError
 from matsmerge.methods.method import Method
 from matsmerge.methods.options import at_depth
@@ -28,13 +28,11 @@ class Rule:
 
 def check_patterns(recipe: Recipe, names: Sequence[str]) -> None:
     """Refuse an override that would never apply."""
-    unused = [
+    RecipeError.raise_all(
         f"the override pattern '{pattern}' matches no parameter, e.g. {names[0]}"
         for override in recipe.overrides
-        for pattern in override.match
-        if not any(matches(name, [pattern]) for name in names)
-    ]
-    RecipeError.raise_all(unused)
+        for pattern in unmatched(override.match, names)
+    )
 
 
 def make_rules(recipe: Recipe, names: Sequence[str]) -> dict[str, Rule]:
