@@ -159,9 +159,9 @@ def test_adapters_are_merged_by_the_executor_that_was_given(tmp_path: Path, outp
 def test_what_is_no_executor_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     models = [{"w": torch.ones(2)}, {"w": torch.zeros(2)}]
     for given, problem in (
-        (object(), "found object without num_workers, max_bytes, devices, shares_memory, map"),
+        (object(), "found object without num_workers, max_bytes, shares_memory, map"),
         (0, "found int without"),
-        (LocalExecutor, "found LocalExecutor without num_workers, max_bytes, devices"),
+        (LocalExecutor, "found LocalExecutor without num_workers, max_bytes"),
     ):
         for out in (None, tmp_path / "out"):
             with pytest.raises(matsmerge.RecipeError, match=problem):
