@@ -269,11 +269,11 @@ class MergedTensors(InMemoryCheckpoint):
     """Merged values in the memory of this process: they are written to it, and read from it."""
 
     def __init__(self, specs: Mapping[str, TensorSpec]) -> None:
-        empty = {n: torch.empty(s.shape, dtype=s.dtype) for n, s in specs.items()}
-        super().__init__("merged", empty)
+        self._tensors = {n: torch.empty(s.shape, dtype=s.dtype) for n, s in specs.items()}
+        super().__init__("merged", self._tensors)
 
     def write(self, name: str, start: int, values: Tensor) -> None:
         self._flat[name][start : start + len(values)] = values
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._flat[name].view(self.specs[name].shape)  # itself, and no copy
+        return self._tensors[name]  # itself, and no copy
