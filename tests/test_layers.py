@@ -42,7 +42,17 @@ LIBRARY = {
         "methods",
         "recipes",
     },
-    "api": {"checkpoints", "methods", "recipes", "engine"},
+    "advice": {
+        "checkpoints",
+        "data",
+        "linalg",
+        "models",
+        "tasks",
+        "statistics",
+        "recipes",
+        "engine",
+    },
+    "api": {"checkpoints", "methods", "recipes", "engine", "advice"},
 }
 LAB = {
     "lab.costs": set(),

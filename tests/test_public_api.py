@@ -1,5 +1,6 @@
 """What is public, pinned: a change here is a change for users."""
 
+import dataclasses
 import inspect
 
 import pytest
@@ -16,10 +17,10 @@ from matsmerge.statistics.collection_options import CollectionOptions
 
 def test_names() -> None:
     assert matsmerge.__all__ == [
-        "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
-        "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError", "PlannedMerge",
-        "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
-        "StatisticsError", "__version__", "collect", "extract_lora", "merge", "methods",
+        "Advice", "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
+        "Finding", "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError",
+        "PlannedMerge", "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
+        "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
         "open_checkpoint", "open_statistics", "plan", "read_recipe",
     ]  # fmt: skip
     for name in matsmerge.__all__:
@@ -57,6 +58,18 @@ def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.extract_lora).parameters) == [
         "model", "base", "rank", "modules", "keep_rest", "dtype", "out", "executor", "progress",
         "overwrite",
+    ]  # fmt: skip
+
+
+def test_advice() -> None:
+    assert list(inspect.signature(matsmerge.advise).parameters) == [
+        "models", "base", "statistics", "data", "num_examples", "ignore_tokenizers", "progress",
+    ]  # fmt: skip
+    assert [field.name for field in dataclasses.fields(matsmerge.Advice)] == [
+        "summary", "findings", "recipe", "models", "layers", "cosines", "notes", "arguments",
+    ]  # fmt: skip
+    assert [field.name for field in dataclasses.fields(matsmerge.Finding)] == [
+        "subject", "level", "text", "models",
     ]  # fmt: skip
 
 

@@ -7,7 +7,8 @@ from matsmerge.version import __version__
 
 if TYPE_CHECKING:
     from matsmerge import methods
-    from matsmerge.api import PlannedMerge, extract_lora, merge, plan
+    from matsmerge.advice.advice import Advice, Finding
+    from matsmerge.api import PlannedMerge, advise, extract_lora, merge, plan
     from matsmerge.checkpoints.checkpoint import Checkpoint
     from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.engine.executor import Executor, SerialExecutor
@@ -31,14 +32,17 @@ if TYPE_CHECKING:
     from matsmerge.statistics.statistics_file import open_statistics
 
 _HOMES = {
+    "Advice": "matsmerge.advice.advice",
     "Checkpoint": "matsmerge.checkpoints.checkpoint",
     "Executor": "matsmerge.engine.executor",
+    "Finding": "matsmerge.advice.advice",
     "LocalExecutor": "matsmerge.engine.local_executor",
     "Merged": "matsmerge.engine.merged",
     "PlannedMerge": "matsmerge.api",
     "Recipe": "matsmerge.recipes.recipe",
     "SerialExecutor": "matsmerge.engine.executor",
     "Statistics": "matsmerge.statistics.statistics",
+    "advise": "matsmerge.api",
     "collect": "matsmerge.statistics.collection_run",
     "extract_lora": "matsmerge.api",
     "merge": "matsmerge.api",
@@ -49,11 +53,13 @@ _HOMES = {
 }
 
 __all__ = [
+    "Advice",
     "AlignmentError",
     "Checkpoint",
     "CheckpointError",
     "DataError",
     "Executor",
+    "Finding",
     "LocalExecutor",
     "MatsError",
     "Merged",
@@ -67,6 +73,7 @@ __all__ = [
     "Statistics",
     "StatisticsError",
     "__version__",
+    "advise",
     "collect",
     "extract_lora",
     "merge",

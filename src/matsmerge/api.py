@@ -1,4 +1,4 @@
-"""Merging from Python: `plan` checks everything, `merge` does it."""
+"""Merging from Python: `advise` says how, `plan` checks everything, `merge` does it."""
 
 import json
 import time
@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from matsmerge.advice.advice import Advice
+from matsmerge.advice.advisor import give_advice
+from matsmerge.advice.opened_models import Subject
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
 from matsmerge.engine.evidence import StatisticsSource
@@ -251,6 +254,40 @@ def plan(
         force=force,
     )
     return PlannedMerge(prepared, prepared.notes)
+
+
+def advise(
+    models: Models,
+    base: Source | None = None,
+    *,
+    statistics: AllStatistics | None = None,
+    data: AllData | None = None,
+    num_examples: int = 300,
+    ignore_tokenizers: bool = False,
+    progress: AnyProgress | None = None,
+) -> Advice:
+    """Whether models fit together, what to expect of merging them, and a recipe for it.
+
+    Weights are read once. With `statistics` and `data`, as in `plan`, advice is better: models that
+    are poor or much surer than the others are recognised, and better methods can be used. Each
+    model that has data is run on `num_examples` of it; labels are used where there are some.
+    The recipe has been planned, so that `matsmerge.merge(advice.recipe)` can be done.
+    """
+    if isinstance(models, (str, Path)):
+        raise RecipeError("models must be a list of models, or a mapping from names to models")
+    if num_examples < 1:
+        raise RecipeError(f"num_examples: expected at least 1, found {num_examples}")
+    named = dict(models) if isinstance(models, Mapping) else _named(models)
+    _refuse_twice(named)
+    names = list(named)
+    subject = Subject(
+        named,
+        base,
+        _by_name("statistics", statistics, names),
+        _by_name("data", data, names),
+        ignore_tokenizers,
+    )
+    return give_advice(subject, num_examples, listener(progress))
 
 
 def extract_lora(

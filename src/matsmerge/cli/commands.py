@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from matsmerge.cli import (
+    advise_command,
     collect_command,
     display,
     extract_command,
@@ -38,6 +39,7 @@ app = typer.Typer(
 )
 app.command("train")(train_command.train)
 app.command("collect")(collect_command.collect)
+app.command("advise")(advise_command.advise)
 app.command("merge", cls=MergeCommand)(merge_command.merge)
 app.command("evaluate")(evaluate_command.evaluate)
 app.command("tune")(tune_command.tune)

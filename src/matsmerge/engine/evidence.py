@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from matsmerge.checkpoints.alignment import AlignedModel, Alignment
+from matsmerge.checkpoints.alignment import Alignment
+from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.engine.executor import Executor, Piece, map_pieces
 from matsmerge.engine.worker import is_finite
 from matsmerge.errors import StatisticsError
@@ -44,7 +45,7 @@ def gather_evidence(
     methods = list(methods)
     kinds = kinds_needed(methods)
     sources = {
-        model.name: given.get(model.name) or entry.statistics or _beside(model)
+        model.name: given.get(model.name) or entry.statistics or find_beside(model.checkpoint)
         for entry, model in zip(recipe.models, alignment.models, strict=True)
     }
     if not kinds or (may_be_collected and not any(sources.values())):
@@ -78,8 +79,9 @@ def kinds_needed(methods: Iterable[Method]) -> list[str]:
     return list(dict.fromkeys(kind for m in methods for kind in m.needed_statistics))
 
 
-def _beside(model: AlignedModel) -> Path | None:
-    place = model.checkpoint.place
+def find_beside(model: Checkpoint) -> Path | None:
+    """The file of statistics that lies beside a model, if any."""
+    place = model.place
     if place is None:
         return None
     path = (place if place.is_dir() else place.parent) / BESIDE

@@ -1,0 +1,84 @@
+"""Advice on a merge: what was found, what was measured, and a recipe."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import yaml
+
+from matsmerge.advice.answers import Answers
+from matsmerge.recipes.recipe import Recipe
+
+Level = Literal["good", "note", "warning"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that was found, in a sentence or two; `subject` says in a word what it is about."""
+
+    subject: str
+    level: Level
+    text: str
+    models: tuple[str, ...] = ()  # which it is about, if not about all
+
+
+@dataclass(frozen=True)
+class ModelFigures:
+    """What was measured of one model."""
+
+    change: float  # norm of its task vector, relative to the base's norm; heads do not count
+    norm: float  # of its task vector
+    weight: float  # that the recipe gives it
+    fisher: float | None = None  # Fisher information by its statistics
+    answers: Answers | None = None  # on its own data
+
+
+@dataclass(frozen=True)
+class LayerFigures:
+    """How far the models moved in one layer, relative to the base, and how alike."""
+
+    name: str
+    changes: tuple[float, ...]  # in the order of the models
+    cosine: float  # mean over pairs of models
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to know before merging models, and how to merge them."""
+
+    summary: str
+    findings: tuple[Finding, ...]
+    recipe: Recipe
+    models: Mapping[str, ModelFigures]
+    layers: tuple[LayerFigures, ...]
+    cosines: tuple[tuple[float, ...], ...]  # between whole task vectors
+    notes: tuple[str, ...]  # what planning the recipe had to say
+    arguments: Mapping[str, Any]  # `matsmerge.merge(models, base, **arguments)` does the same
+
+    @property
+    def warnings(self) -> list[str]:
+        return [found.text for found in self.findings if found.level == "warning"]
+
+    @property
+    def recipe_text(self) -> str:
+        """The recipe as a file has it."""
+        content = self.recipe.model_dump(mode="json", exclude_defaults=True)
+        order = ["base", "models", "method"]  # as one reads it
+        content = {key: content[key] for key in sorted(content, key=_place(order))}
+        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for scripts."""
+        return {
+            "summary": self.summary,
+            "findings": [asdict(found) for found in self.findings],
+            "models": {name: asdict(figures) for name, figures in self.models.items()},
+            "layers": [asdict(layer) for layer in self.layers],
+            "cosines": self.cosines,
+            "notes": self.notes,
+            "recipe": self.recipe.model_dump(mode="json", exclude_defaults=True),
+        }
+
+
+def _place(order: list[str]) -> Any:
+    return lambda key: order.index(key) if key in order else len(order)

@@ -1,0 +1,47 @@
+"""What merges like this one kept of the separate models' accuracy, in our suites."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from matsmerge.advice.advice import Finding
+
+
+@dataclass(frozen=True)
+class _Suite:
+    """A suite of docs/results."""
+
+    name: str
+    change: float  # how far a typical matrix moved, relative to its norm
+    kept: Mapping[str, float]  # method -> accuracy, percent of that of separate models
+
+
+# Accuracies are those of docs/results/README.md; changes were measured on the suites' models.
+_SUITES = (
+    _Suite(
+        "text-small",
+        0.02,
+        {"mats_kfac": 98, "actmat": 97, "regmean": 96, "task_arithmetic": 90, "average": 89},
+    ),
+    _Suite(
+        "vision-small",
+        0.1,
+        {"mats_cross": 89, "mats_kfac": 67, "regmean": 64, "actmat": 62, "average": 54},
+    ),
+)
+
+
+def expect(method: str, change: float) -> Iterator[Finding]:
+    """What the suite whose models moved most nearly as far has to say of a method."""
+    if not 0 < change < math.inf:
+        return
+    suite = min(_SUITES, key=lambda s: abs(math.log(change / s.change)))
+    own = suite.kept.get(method)
+    known = f"{method} kept {own:.0f} %" if own else f"{method} was not tried"
+    yield Finding(
+        "expectation",
+        "note",
+        f"In our suite {suite.name}, whose models moved about as far ({suite.change:.0%}), {known} "
+        f"of the separate models' accuracy, averaging {suite.kept['average']:.0f} %. Check the "
+        "result on your own tasks (mats evaluate).",
+    )

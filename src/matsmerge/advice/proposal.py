@@ -1,0 +1,138 @@
+"""Which method, with which settings and weights, for models like these."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from matsmerge.advice.verdicts import OTHER_CONFIDENCE
+from matsmerge.engine.merge_inputs import View
+
+# How much a poor model counts: what searches on validation data chose most often in the suite
+# intermediate-small, for task arithmetic and for K-FAC.
+POOR_WEIGHT, POOR_WEIGHT_MATCHED = 0.3, 0.1
+# Language models that moved less than this, relative to their weights, hardly disturb each other;
+# there methods that cost a system of equations for each layer have little to gain.
+CLOSE_CHANGE = 0.005
+# Between averaging (one over the number of models) and what task arithmetic is usually given.
+_LEAST_SCALE = 0.3
+_LEAST_WEIGHT = 0.05
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a choice of method depends on."""
+
+    models: tuple[str, ...]
+    view: View  # full models, or how adapters are merged
+    change: float  # how far a typical matrix of a typical model moved, relative to its norm
+    is_language_model: bool = False  # one that writes text from left to right
+    has_data: bool = False  # of all models
+    kinds: frozenset[str] = frozenset()  # of statistics that all models have
+    poor: tuple[str, ...] = ()  # models that did not learn their task
+    large: Mapping[str, float] = field(default_factory=dict)  # models far out, how many times
+    fisher: Mapping[str, float] = field(default_factory=dict)  # model -> its size
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A method that suits, and why."""
+
+    method: dict[str, Any]
+    why: str
+    statistics: bool = False  # whether it uses those that there are
+    data: bool = False
+    output: str | None = None
+    is_close: bool = True  # whether it matches models closely, mistakes and all
+    norm_power: int = 0  # with which power of its norm a task vector counts, if it does
+    adds_fisher: bool = False  # whether models count by their Fisher information
+
+    @property
+    def name(self) -> str:
+        return str(self.method["name"])
+
+
+def candidates(now: Situation) -> Iterator[Candidate]:
+    """Methods that suit, the best first; the last one can always be used."""
+    if 2 * len(now.poor) >= len(now.models):
+        yield _arithmetic(
+            now,
+            "half of the models or more are poor, and methods that match models closely would "
+            "repeat their mistakes; added up, the good ones help them (in our suite "
+            "intermediate-small 87.9 % by task arithmetic, 76.7 % by mats_kfac)",
+        )
+        return
+    if now.view == "vectors":
+        if "block_fisher" in now.kinds:
+            yield Candidate(
+                {"name": "mats"},
+                "there are blocks of Fisher information, with which (IA)^3 vectors merge best in "
+                "our suite text-small",
+                statistics=True,
+                adds_fisher=True,
+            )
+        yield _arithmetic(now, "the best for (IA)^3 vectors without statistics (text-small)")
+        return
+    if now.has_data:
+        yield Candidate(
+            {"name": "mats_cross"},
+            "there is data for every model; layer after layer, the merged model is made to output "
+            "what each model's own outputs. No labels are needed",
+            statistics="kfac" in now.kinds,
+            data=True,
+            output=None if now.view == "full" else "dense",
+        )
+    if "kfac" in now.kinds:
+        yield Candidate(
+            {"name": "mats_kfac"},
+            "every model has K-FAC statistics; the best that can be done without its data",
+            statistics=True,
+        )
+    elif now.kinds & {"gram"}:
+        yield Candidate(
+            {"name": "regmean"},
+            "every model has Gram matrices; K-FAC statistics (mats collect --statistics kfac) "
+            "would be better",
+            statistics=True,
+        )
+    if now.is_language_model and now.change < CLOSE_CHANGE:
+        yield _arithmetic(
+            now,
+            "there is no data, and these language models hardly moved, so that their task vectors "
+            "can be added up; ties is worth a try",
+        )
+    else:
+        yield Candidate(
+            {"name": "actmat"},
+            "there is neither data nor statistics of every model; the best method that needs "
+            "neither",
+            norm_power=2,
+        )
+    yield _arithmetic(now, "it can always be used")
+
+
+def _arithmetic(now: Situation, why: str) -> Candidate:
+    scale = round(max(_LEAST_SCALE, 1 / len(now.models)), 2)
+    method = {"name": "task_arithmetic", "scale": scale}
+    return Candidate(method, why, is_close=False, norm_power=1)
+
+
+def propose_weights(now: Situation, candidate: Candidate) -> dict[str, float]:
+    """How much each model should count; 1 where nothing speaks against it."""
+    weights = dict.fromkeys(now.models, 1.0)
+    for name, ratio in now.large.items():
+        weights[name] = ratio**-candidate.norm_power
+    if candidate.adds_fisher:
+        weights |= _by_confidence(now.fisher)
+    poor = POOR_WEIGHT_MATCHED if candidate.is_close else POOR_WEIGHT
+    weights |= dict.fromkeys(now.poor, poor)
+    return {name: max(_LEAST_WEIGHT, float(f"{w:.2g}")) for name, w in weights.items()}
+
+
+def _by_confidence(fisher: Mapping[str, float]) -> dict[str, float]:
+    """Weights under which all models have as much Fisher information, where it differs much."""
+    sizes = {name: size for name, size in fisher.items() if size > 0}
+    if not sizes or max(sizes.values()) < OTHER_CONFIDENCE * min(sizes.values()):
+        return {}
+    middle = median(sizes.values())
+    return {name: middle / size for name, size in sizes.items()}

@@ -1,0 +1,236 @@
+"""From what was measured to what it means, in words.
+
+The thresholds were set by models of our suites, fine-tuned from all-MiniLM-L6-v2 and from a small
+vision transformer; docs/advise.md has what was measured there.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from matsmerge.advice.advice import Finding
+from matsmerge.advice.answers import Answers
+from matsmerge.advice.own_layers import UNRELATED_COSINE
+from matsmerge.advice.task_vectors import TaskVectors
+
+# Of what is possible. Models fine-tuned on 100 tweets, which answer "positive" to most others, had
+# 0.03 and 0.07; of those that learnt their task the lowest, right in 42 % of 30 classes, had 0.37.
+POOR_VARIETY = 0.1
+# Standard errors by which a model that learnt something is better than always the same answer.
+CLEARLY_BETTER = 2.0
+# Task vectors are added up: one that is three times as long decides the direction of the sum.
+LARGE_NORM = 3.0
+# Fisher information differs between models by small factors in any case.
+OTHER_CONFIDENCE = 10.0
+# Independent task vectors have a cosine of about 0, two trainings on the same data 0.1. Near 1 are
+# copies, or two states of one training; well below 0 they undo each other's changes.
+SAME_COSINE, OPPOSITE_COSINE = 0.95, -0.1
+# How far a typical matrix moved, relative to its norm: about 2 % in text-small, where averaging
+# keeps 89 % of the separate models' accuracy, 10 % in vision-small, where it keeps 54 %.
+FAR_CHANGE = 0.05
+
+
+def is_poor(answers: Answers) -> bool:
+    """Does a model answer about the same whatever it is asked?
+
+    Labels say what is possible: of data that is nearly all of one class, no model can tell more.
+    Tokens of text are not judged.
+    """
+    if answers.writes_text:
+        return False
+    if answers.variety < POOR_VARIETY * (answers.label_variety or 1.0):
+        return True
+    if answers.accuracy is None or answers.majority is None:
+        return False
+    error = math.sqrt(answers.majority * (1 - answers.majority) / answers.num_examples)
+    return answers.accuracy < answers.majority + CLEARLY_BETTER * error
+
+
+def large_norms(vectors: TaskVectors) -> dict[str, float]:
+    """Models whose task vectors are much longer than is usual here, by how many times."""
+    norms = vectors.whole.norms
+    found = {}
+    for i, (name, norm) in enumerate(zip(vectors.models, norms, strict=True)):
+        others = median(norms[:i] + norms[i + 1 :])
+        if others > 0 and norm > LARGE_NORM * others:
+            found[name] = norm / others
+    return found
+
+
+def judge_origin(vectors: TaskVectors) -> Iterator[Finding]:
+    """Were the models fine-tuned from this base?"""
+    cosines, typical = vectors.whole.cosines_with_base, vectors.typical_changes
+    norms = vectors.whole.norms
+    strange, same, far = [], [], []
+    for i, name in enumerate(vectors.models):
+        if norms[i] == 0:
+            same.append(name)
+        elif cosines[i] < UNRELATED_COSINE:
+            strange.append(name)
+        elif typical[i] > FAR_CHANGE:
+            far.append(name)
+    if strange:
+        yield Finding(
+            "base",
+            "warning",
+            f"{_named(strange)} hardly resemble{_s(strange)} the base: most weights have nothing "
+            "to do with it. Either it is not the base of the fine-tuning, or training was from "
+            "scratch; merged weights will not work. Check --base first.",
+            tuple(strange),
+        )
+    if same:
+        yield Finding(
+            "base",
+            "warning",
+            f"{_named(same)} {_is(same)} the base itself, but for the head; leave it out: it adds "
+            "nothing and dilutes the others.",
+            tuple(same),
+        )
+    if far:
+        yield Finding(
+            "distance",
+            "warning",
+            f"{_named(far)} moved far from the base: a typical matrix by "
+            f"{_span(min(typical), max(typical))} of its norm. Averages lose much of what such "
+            "models know; a method that runs them on their data (mats_cross) keeps most of it.",
+            tuple(far),
+        )
+    if not (strange or same or far):
+        low, high = min(typical), max(typical)
+        yield Finding(
+            "base",
+            "good",
+            f"All models are close to the base: a typical matrix moved by {_span(low, high)} of "
+            "its norm.",
+        )
+
+
+def judge_norms(vectors: TaskVectors) -> Iterator[Finding]:
+    """Would one model drown the others?"""
+    large = large_norms(vectors)
+    if large:
+        said = ", ".join(f"{name} {ratio:.1f} times" for name, ratio in large.items())
+        yield Finding(
+            "norms",
+            "warning",
+            f"Some models moved much farther than the others: {said} as far. Where task vectors "
+            "are added up they would drown the others; the weights below make up for it where the "
+            "method does not.",
+            tuple(large),
+        )
+        return
+    norms = [norm for norm in vectors.whole.norms if norm]
+    if len(norms) > 1:
+        yield Finding(
+            "norms",
+            "good",
+            "All models moved about as far: the longest task vector is "
+            f"{max(norms) / min(norms):.1f} times as long as the shortest.",
+        )
+
+
+def judge_directions(vectors: TaskVectors) -> Iterator[Finding]:
+    """Do the models change the base in the same, in other or in opposite ways?"""
+    cosines, names = vectors.whole.cosines, vectors.models
+    pairs = {
+        (names[i], names[j]): float(cosines[i, j])
+        for i in range(len(names))
+        for j in range(i + 1, len(names))
+    }
+    same = [pair for pair, cosine in pairs.items() if cosine > SAME_COSINE]
+    opposite = [pair for pair, cosine in pairs.items() if cosine < OPPOSITE_COSINE]
+    for a, b in same:
+        yield Finding(
+            "directions",
+            "warning",
+            f"{a} and {b} are nearly the same model (cosine of their task vectors "
+            f"{pairs[a, b]:.2f}): together they count twice. Leave one out, or halve both weights.",
+            (a, b),
+        )
+    for a, b in opposite:
+        yield Finding(
+            "directions",
+            "warning",
+            f"{a} and {b} undo each other's changes (cosine {pairs[a, b]:.2f}): a merge can hardly "
+            "serve both.",
+            (a, b),
+        )
+    if pairs and not same and not opposite:
+        low, high = min(pairs.values()), max(pairs.values())
+        yield Finding(
+            "directions",
+            "good",
+            f"Task vectors do not contradict each other (cosines {low:.2f} to {high:.2f}; 0 is "
+            "what independent changes have).",
+        )
+
+
+def judge_fisher(sizes: Mapping[str, float]) -> Iterator[Finding]:
+    """Are some models much surer of their answers than others, by their statistics?"""
+    positive = {name: size for name, size in sizes.items() if size > 0}
+    if len(positive) < 2:
+        return
+    surest, least = min(positive, key=positive.__getitem__), max(positive, key=positive.__getitem__)
+    ratio = positive[least] / positive[surest]
+    if ratio > OTHER_CONFIDENCE:
+        yield Finding(
+            "confidence",
+            "note",
+            f"{surest} is much surer of its answers than {least}, by their statistics: it has "
+            f"{ratio:.0f} times less Fisher information. Sums of it would listen to {least} alone; "
+            "mats_kfac and mats_cross bring all models to the same size (equalize).",
+            (surest, least),
+        )
+    else:
+        yield Finding(
+            "confidence",
+            "good",
+            f"By their statistics the models are about equally sure of their answers (Fisher "
+            f"information differs by a factor of {ratio:.1f} at most).",
+        )
+
+
+def judge_answers(answers: Mapping[str, Answers]) -> Iterator[Finding]:
+    """Does each model know its task?"""
+    poor = [name for name, own in answers.items() if is_poor(own)]
+    for name in poor:
+        own = answers[name]
+        labels = "" if own.accuracy is None else (
+            f" It is right in {own.accuracy:.0%} of them, where always answering the commonest "
+            f"label would be in {own.majority:.0%}."
+        )  # fmt: skip
+        yield Finding(
+            "answers",
+            "warning",
+            f"{name} is a poor model: on {own.num_examples} of its own examples it gives the same "
+            f"answer to {own.commonest_share:.0%}, and its answers say hardly anything about the "
+            f"example ({own.variety:.0%} of what {own.num_classes} classes allow).{labels} What "
+            "matches it closely repeats its mistakes: it gets little weight. (If its data really "
+            "has hardly any other answer, ignore this.)",
+            (name,),
+        )
+    if answers and not poor:
+        confidences = [own.confidence for own in answers.values()]
+        yield Finding(
+            "answers",
+            "good",
+            "Every model tells its own examples apart (mean probability of the likeliest answer "
+            f"{_span(min(confidences), max(confidences))}).",
+        )
+
+
+def _named(names: list[str]) -> str:
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _s(names: list[str]) -> str:
+    return "s" if len(names) == 1 else ""
+
+
+def _span(low: float, high: float) -> str:
+    a, b = f"{low:.1%}", f"{high:.1%}"
+    return a if a == b else f"{a} to {b}"
