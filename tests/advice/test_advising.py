@@ -161,8 +161,9 @@ def test_a_method_that_is_refused_is_said_with_the_reason(family: Family, tmp_pa
 
 def test_models_of_different_norms() -> None:
     base, *models = make_states(3)
-    models[2] = {n: base[n] + 10 * (t - base[n]) for n, t in models[2].items()}
+    models[2] = {n: base[n] + 100 * (t - base[n]) for n, t in models[2].items()}
     advice = matsmerge.advise(models, base)
+    assert advice.recipe.method.name == "wudi"
     assert levels(found(advice, "norms")) == {"warning"}
     assert found(advice, "norms")[0].models == ("model_2",)
     assert [own.weight for own in advice.models.values()] == [1, 1, 0.05]

@@ -37,6 +37,7 @@ def best(now: Situation) -> str:
         ({"view": "vectors", "has_data": True}, "task_arithmetic"),
         ({"view": "vectors", "kinds": frozenset({"block_fisher"})}, "mats"),
         ({"view": "folded"}, "actmat"),
+        ({"large": {"a": 4.0}}, "wudi"),
     ],
 )
 def test_methods(changes: dict[str, Any], method: str) -> None:
@@ -81,10 +82,9 @@ def test_weights_of_poor_models() -> None:
 
 
 def test_weights_of_long_task_vectors() -> None:
-    """Task arithmetic adds vectors; actmat adds their squares."""
-    assert weights(large={"a": 4.0}) == {"a": 0.062, "b": 1.0, "c": 1.0}
+    assert weights(large={"a": 4.0}) == {"a": 0.25, "b": 1.0, "c": 1.0}
     close = {"is_language_model": True, "change": 0.001}
-    assert weights(large={"a": 4.0}, **close) == {"a": 0.25, "b": 1.0, "c": 1.0}
+    assert weights(large={"a": 4.0}, **close) == {"a": 0.5, "b": 1.0, "c": 1.0}
     assert weights(large={"a": 1e6})["a"] == 0.05
 
 

@@ -66,13 +66,18 @@ def test_the_base_among_the_models() -> None:
 
 
 def test_long_task_vectors() -> None:
-    assert levels(verdicts.judge_norms(vectors([1, 2, 2.9]))) == [("norms", "good")]
-    large = vectors([1, 1, 1, 4])
-    assert verdicts.large_norms(large) == {"d": pytest.approx(4.0)}
-    (found,) = verdicts.judge_norms(large)
+    even = vectors([1, 2, 2.9])
+    assert not verdicts.large_norms(even)
+    assert levels(verdicts.judge_norms(even, {})) == [("norms", "good")]
+    uneven = vectors([1, 1, 1, 4])
+    large = verdicts.large_norms(uneven)
+    assert large == {"d": pytest.approx(4.0)}
+    (found,) = verdicts.judge_norms(uneven, large)
     assert (found.level, found.models) == ("warning", ("d",))
     assert verdicts.large_norms(vectors([1, 4])) == {"b": pytest.approx(4.0)}
     assert verdicts.large_norms(vectors([0, 4])) == {}
+    assert verdicts.large_norms(vectors([1, 4]), poor=["a"]) == {}
+    assert verdicts.large_norms(vectors([1, 1, 4, 5]), poor=["d"]) == {"c": pytest.approx(4.0)}
 
 
 def test_directions() -> None:

@@ -31,6 +31,7 @@ def give_advice(subject: Subject, num_examples: int, progress: Progress) -> Advi
     fresh = find_fresh(everything)
     vectors = everything.without(in_modules(everything.products, fresh))
     sizes = fisher_sizes(opened.statistics) if opened.kinds else {}
+    poor = tuple(name for name, own in answers.items() if verdicts.is_poor(own))
     situation = Situation(
         models=vectors.models,
         view=opened.inputs.view,
@@ -38,8 +39,8 @@ def give_advice(subject: Subject, num_examples: int, progress: Progress) -> Advi
         is_language_model=opened.is_language_model,
         has_data=len(opened.rows) == len(vectors.models),
         kinds=opened.kinds,
-        poor=tuple(name for name, own in answers.items() if verdicts.is_poor(own)),
-        large=verdicts.large_norms(vectors),
+        poor=poor,
+        large=verdicts.large_norms(vectors, poor),
         fisher=sizes,
     )
     own = [*opened.unshared, *in_modules(everything.products, fresh)]
@@ -48,7 +49,7 @@ def give_advice(subject: Subject, num_examples: int, progress: Progress) -> Advi
         *opened.findings,
         *_judge_fresh(fresh, everything),
         *verdicts.judge_origin(vectors),
-        *verdicts.judge_norms(vectors),
+        *verdicts.judge_norms(vectors, situation.large),
         *verdicts.judge_directions(vectors),
         *verdicts.judge_fisher(sizes),
         *verdicts.judge_answers(answers),

@@ -5,7 +5,7 @@ vision transformer; docs/advise.md has what was measured there.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
 from matsmerge.advice.advice import Finding
@@ -46,14 +46,18 @@ def is_poor(answers: Answers) -> bool:
     return answers.accuracy < answers.majority + CLEARLY_BETTER * error
 
 
-def large_norms(vectors: TaskVectors) -> dict[str, float]:
-    """Models whose task vectors are much longer than is usual here, by how many times."""
-    norms = vectors.whole.norms
+def large_norms(vectors: TaskVectors, poor: Collection[str] = ()) -> dict[str, float]:
+    """Models whose task vectors are much longer than is usual here, by how many times.
+
+    How far a poor model moved is no measure for the others.
+    """
+    all_norms = dict(zip(vectors.models, vectors.whole.norms, strict=True))
+    norms = {name: norm for name, norm in all_norms.items() if name not in poor}
     found = {}
-    for i, (name, norm) in enumerate(zip(vectors.models, norms, strict=True)):
-        others = median(norms[:i] + norms[i + 1 :])
-        if others > 0 and norm > LARGE_NORM * others:
-            found[name] = norm / others
+    for name, norm in norms.items():
+        others = [other for of, other in norms.items() if of != name]
+        if others and norm > LARGE_NORM * median(others) > 0:
+            found[name] = norm / median(others)
     return found
 
 
@@ -105,9 +109,8 @@ def judge_origin(vectors: TaskVectors) -> Iterator[Finding]:
         )
 
 
-def judge_norms(vectors: TaskVectors) -> Iterator[Finding]:
-    """Would one model drown the others?"""
-    large = large_norms(vectors)
+def judge_norms(vectors: TaskVectors, large: Mapping[str, float]) -> Iterator[Finding]:
+    """Would one model, of those with long task vectors, drown the others?"""
     if large:
         said = ", ".join(f"{name} {ratio:.1f} times" for name, ratio in large.items())
         yield Finding(
@@ -124,7 +127,7 @@ def judge_norms(vectors: TaskVectors) -> Iterator[Finding]:
         yield Finding(
             "norms",
             "good",
-            "All models moved about as far: the longest task vector is "
+            "No model would drown the others: the longest task vector is "
             f"{max(norms) / min(norms):.1f} times as long as the shortest.",
         )
 
