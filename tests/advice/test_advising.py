@@ -181,6 +181,15 @@ def test_copies_the_base_and_other_models() -> None:
     assert "hardly resembles the base" in strange.warnings[0]
 
 
+def test_json_has_no_infinity() -> None:
+    base, *models = make_states(2)
+    for state in (base, *models):
+        state["layer.2.w"] = torch.zeros(8, 8) if state is base else torch.ones(8, 8)
+    content = matsmerge.advise(models, base).as_dict()
+    assert content["layers"][-1]["changes"] == [None, None]
+    json.dumps(content, allow_nan=False)
+
+
 def test_order_does_not_matter() -> None:
     base, *models = make_states(3)
     one, other = (

@@ -23,8 +23,8 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
     return make_family(tmp_path_factory.mktemp("family"), poor=[2])
 
 
-def answers(model: Path, data: Path, num: int = 1000, **settings: str) -> Answers:
-    asked = ask(str(model), TaskFile(**settings), read_data(data), num, KeptBase())
+def answers(model: Path, data: Path) -> Answers:
+    asked = ask(str(model), TaskFile(), read_data(data), 1000, KeptBase())
     return answer(asked, Silent())
 
 

@@ -1,5 +1,7 @@
 """Fisher information of models on their data, from the arrays of their statistics."""
 
+from typing import Any
+
 import pytest
 from solved_models import loss, make_batches, make_nets, make_statistics
 
@@ -8,7 +10,7 @@ from matsmerge.advice.fisher_sizes import fisher_sizes
 from matsmerge.statistics.statistics import Statistics
 
 
-def collect(kinds: str, **options: str) -> dict[str, Statistics]:
+def collect(kinds: str, **options: Any) -> dict[str, Statistics]:
     models = make_nets()[1][:2]
     return {
         f"m{i}": matsmerge.collect(model, make_batches(i, 2), kinds, loss=loss, **options)

@@ -2,22 +2,26 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from matsmerge.advice.own_layers import find_fresh, find_unshared, make_patterns, name_tables
 from matsmerge.advice.task_vectors import TaskVectors, measure_task_vectors
 from matsmerge.checkpoints.alignment import align, matches
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 
-State = dict[str, Tensor]
-BODY = {"embed.weight": (9, 4), "layer.0.w": (4, 4), "layer.1.w": (4, 4), "pooler.weight": (4, 4)}
+Shapes = dict[str, tuple[int, ...]]
+BODY: Shapes = {
+    "embed.weight": (9, 4),
+    "layer.0.w": (4, 4),
+    "layer.1.w": (4, 4),
+    "pooler.weight": (4, 4),
+}
 
 
-def make(shapes: dict[str, tuple[int, ...]], prefix: str = "") -> InMemoryCheckpoint:
+def make(shapes: Shapes, prefix: str = "") -> InMemoryCheckpoint:
     return InMemoryCheckpoint("x", {prefix + n: torch.randn(s) for n, s in shapes.items()})
 
 
-def unshared(*shapes: dict[str, tuple[int, ...]]) -> list[str]:
+def unshared(*shapes: Shapes) -> list[str]:
     return find_unshared([make(own) for own in shapes])
 
 

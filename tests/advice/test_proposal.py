@@ -13,7 +13,8 @@ NAMES = ("a", "b", "c")
 
 
 def situation(**changes: Any) -> Situation:
-    return Situation(**{"models": NAMES, "view": "full", "change": 0.02} | changes)
+    given: dict[str, Any] = {"models": NAMES, "view": "full", "change": 0.02}
+    return Situation(**given | changes)
 
 
 def best(now: Situation) -> str:

@@ -1,5 +1,6 @@
 """Advice on a merge: what was found, what was measured, and a recipe."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -68,16 +69,24 @@ class Advice:
         return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data, for scripts."""
+        """Plain data for scripts, with None for what is infinite: JSON has no word for it."""
         return {
             "summary": self.summary,
             "findings": [asdict(found) for found in self.findings],
-            "models": {name: asdict(figures) for name, figures in self.models.items()},
-            "layers": [asdict(layer) for layer in self.layers],
+            "models": {name: _plain(asdict(figures)) for name, figures in self.models.items()},
+            "layers": [_plain(asdict(layer)) for layer in self.layers],
             "cosines": self.cosines,
             "notes": self.notes,
             "recipe": self.recipe.model_dump(mode="json", exclude_defaults=True),
         }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _place(order: list[str]) -> Any:

@@ -85,6 +85,7 @@ def _ask_all(
             notes += [f"{name}: {note}" for note in asked.notes]
             if not problems:
                 answers[name] = answer(asked, progress)
+            del asked  # so that no two models are in memory
     DataError.raise_all(problems)
     return answers, notes
 

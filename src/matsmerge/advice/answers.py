@@ -151,8 +151,9 @@ class _Tally:
         )
 
 
-def _entropy(p: Tensor) -> Tensor:
-    return -torch.special.xlogy(p, p).sum(-1)
+def _entropy(p: Tensor) -> Tensor:  # (..., classes) -> (...)
+    logarithms: Tensor = torch.special.xlogy(p, p)
+    return -logarithms.sum(-1)
 
 
 def _added(a: Tensor, b: Tensor) -> Tensor:
