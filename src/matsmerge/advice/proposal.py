@@ -8,8 +8,8 @@ from typing import Any
 from matsmerge.advice.verdicts import OTHER_CONFIDENCE
 from matsmerge.engine.merge_inputs import View
 
-# How much a poor model counts: what searches on validation data chose most often in the suite
-# intermediate-small, for task arithmetic and for K-FAC.
+# How much a poor model counts: what searches on validation data chose in intermediate-small (first
+# seed), for task arithmetic with one of two donors (1 with the other), and for K-FAC with both.
 POOR_WEIGHT, POOR_WEIGHT_MATCHED = 0.3, 0.1
 # Language models that moved less than this, relative to their weights, hardly disturb each other;
 # there methods that cost a system of equations for each layer have little to gain.
@@ -18,7 +18,7 @@ CLOSE_CHANGE = 0.005
 _LEAST_SCALE = 0.3
 _LEAST_WEIGHT = 0.05
 # With task vectors of the same length the long one's own task suffers most, with all as they are
-# the others do; half way was the best of five weights, where one was 3.6 times as long.
+# the others do; half way was the best of six weights, where one was 3.6 times as long.
 _ARITHMETIC_POWER = 0.5
 
 
