@@ -14,7 +14,7 @@ from matsmerge.advice.answers import Answers, answer, ask
 from matsmerge.data.rows import read_data
 from matsmerge.errors import NonFiniteError
 from matsmerge.models.kept_base import KeptBase
-from matsmerge.progress import Silent
+from matsmerge.progress import Progress
 from matsmerge.tasks.task_file import TaskFile
 
 
@@ -25,7 +25,7 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Family:
 
 def answers(model: Path, data: Path) -> Answers:
     asked = ask(str(model), TaskFile(), read_data(data), 1000, KeptBase())
-    return answer(asked, Silent())
+    return answer(asked, Progress())
 
 
 def entropy(p: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ def test_labels_that_mean_nothing_to_the_model_are_noted(family: Family, tmp_pat
     data = write_texts(tmp_path / "labelled.jsonl", ["good"] * 40)
     asked = ask(str(family.models[0]), TaskFile(), read_data(data), 10, KeptBase())
     assert any("labels were not used" in note for note in asked.notes)
-    assert answer(asked, Silent()).accuracy is None
+    assert answer(asked, Progress()).accuracy is None
 
 
 def test_examples_are_drawn_from_everywhere(family: Family) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
-from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Buffer
+from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES
 from matsmerge.errors import NonFiniteError
 from matsmerge.progress import AnyProgress, listener
 
@@ -125,9 +125,7 @@ def _products(name: str, everyone: Sequence[AlignedModel]) -> Tensor:
         size = min(_BLOCK_ELEMENTS, num_elements - start)
         rows = torch.empty(len(everyone), size, dtype=torch.float64)
         for row, model in zip(rows, everyone, strict=True):
-            buffer = Buffer(size, model.read_dtype(name))
-            model.read_into(buffer, name, start)
-            row.copy_(buffer.tensor)
+            row.copy_(model.read(name, start, start + size))
         rows[1:] -= rows[0]
         total += rows @ rows.mT
     return total
