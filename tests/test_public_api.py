@@ -104,11 +104,14 @@ def test_methods() -> None:
         "ties": ["density", "normalize", "scale", "trim"],
         "dare_linear": ["density", "normalize", "rescale", "scale", "seed"],
         "dare_ties": ["density", "normalize", "rescale", "scale", "seed"],
+        "magmax": ["scale"],
+        "localize_and_stitch": ["density"],
         "slerp": [],
         "model_stock": [],
         "tsv_m": ["scale"],
         "iso_c": ["scale"],
         "iso_cts": ["common", "scale"],
+        "ace": ["eps", "heterogeneity", "refined", "scale"],
         "passthrough": ["model"],
     }
 

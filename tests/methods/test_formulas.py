@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import matsmerge
-from matsmerge.methods import ties
 from matsmerge.methods.site import BLOCK_ELEMENTS
+from matsmerge.methods.trimming import SAMPLE_ABOVE
 
 Array = NDArray[np.float64]
 NUM_MODELS = 4
@@ -124,7 +124,7 @@ def test_ties_ranks_exactly_where_it_samples(trimming: str, dtype: torch.dtype) 
     model = {
         n: (v + spread[n] * torch.randn(v.shape, generator=g)).to(dtype) for n, v in base.items()
     }
-    assert sum(sizes.values()) > ties._SAMPLE_ABOVE
+    assert sum(sizes.values()) > SAMPLE_ABOVE
     merged = matsmerge.merge([model], base, "ties", density=0.1, trim=trimming)
     deltas = {n: (model[n].double() - base[n].double()).abs() for n in base}
     groups = [list(base)] if trimming == "global" else [[n] for n in base]
@@ -134,6 +134,58 @@ def test_ties_ranks_exactly_where_it_samples(trimming: str, dtype: torch.dtype) 
         for n in group:
             kept = deltas[n] >= threshold
             assert torch.equal(merged[n], torch.where(kept, model[n], base[n]))
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, [1.0, -0.5, 0.25, 2.0]])
+def test_magmax(weights: list[float]) -> None:
+    """Entry by entry, as the paper describes it."""
+    base, tuned = models()
+    expected = {}
+    for n in base:
+        b, t = arrays(base, tuned, n)
+        changes = np.array(weights)[:, None] * (t - b)
+        largest = [column[np.argmax(np.abs(column))] for column in changes.T]
+        expected[n] = b + 0.4 * np.array(largest)
+    check(matsmerge.merge(tuned, base, "magmax", weights=weights, scale=0.4), expected)
+
+
+def test_magmax_of_changes_that_are_equal_but_for_their_sign() -> None:
+    up, down, base = ({"p": torch.tensor([value, 0.0])} for value in (1.5, 0.5, 1.0))
+    for pair in ([up, down], [down, up]):
+        assert matsmerge.merge(pair, base, "magmax")["p"].tolist() == [1.5, 0.0]
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, [1.0, -0.5, 0.25, 2.0]])
+def test_localize_and_stitch(weights: list[float]) -> None:
+    """Entry by entry, as the paper describes it: masks over the whole model, then their average."""
+    base, tuned = models()
+    deltas = {n: arrays(base, tuned, n)[1] - arrays(base, tuned, n)[0] for n in base}
+    whole = trim(np.concatenate(list(deltas.values()), axis=1), 0.3)
+    stitched = np.zeros(whole.shape[1])
+    for i, column in enumerate(whole.T):
+        kept = [m for m in range(NUM_MODELS) if column[m] != 0]
+        if kept:
+            total = sum(weights[m] for m in kept)
+            stitched[i] = sum(weights[m] * column[m] for m in kept) / total
+    parts = np.split(stitched, np.cumsum([d.shape[1] for d in deltas.values()])[:-1])
+    expected = {n: base[n].double().numpy() + p for n, p in zip(deltas, parts, strict=True)}
+    merged = matsmerge.merge(tuned, base, "localize_and_stitch", weights=weights, density=0.3)
+    check(merged, expected)
+    untouched = {n: torch.from_numpy(p == 0) for n, p in zip(deltas, parts, strict=True)}
+    assert all(untouched[n].any() for n in base)
+    assert all(torch.equal(merged[n][mask], base[n][mask]) for n, mask in untouched.items())
+
+
+def test_localize_and_stitch_with_a_density_for_each_model() -> None:
+    """What a model did not change is not in its mask, even if all of it is kept."""
+    base = {"p": torch.zeros(4)}
+    tuned = {"a": {"p": torch.tensor([4.0, 3.0, 2.0, 0.0])}, "b": {"p": torch.ones(4)}}
+    own = [{"match": "*", "models": {"a": {"density": 0.5}, "b": {"density": 1.0}}}]
+    merged = matsmerge.merge(tuned, base, "localize_and_stitch", overrides=own)["p"]
+    assert merged.tolist() == [2.5, 2.0, 1.0, 1.0]
+    tuned["b"]["p"] = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    merged = matsmerge.merge(tuned, base, "localize_and_stitch", overrides=own)["p"]
+    assert merged.tolist() == [4.0, 2.0, 1.0, 1.0]
 
 
 def test_slerp() -> None:

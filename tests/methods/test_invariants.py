@@ -27,6 +27,8 @@ NEUTRAL: dict[str, Any] = {
     "ties": lambda n: {"density": 1.0},
     "dare_linear": lambda n: {"density": 1.0, "normalize": True},
     "dare_ties": lambda n: {"density": 1.0},
+    "magmax": lambda n: {},
+    "localize_and_stitch": lambda n: {"density": 1.0},
     "slerp": lambda n: {},
     "model_stock": lambda n: {},
     "passthrough": lambda n: {"model": "m0"},
@@ -58,7 +60,8 @@ def assert_same(
     method: str, merged: Mapping[str, Tensor], model: dict[str, Tensor], base: dict[str, Tensor]
 ) -> None:
     """Bit for bit; methods that add to the base may lose what is tiny beside the base's value."""
-    adds_to_base = method in ("ties", "dare_linear", "dare_ties")
+    adding = ("ties", "dare_linear", "dare_ties", "magmax", "localize_and_stitch")
+    adds_to_base = method in adding
     for name, tensor in model.items():
         assert merged[name].dtype == tensor.dtype
         compute = torch.float64 if tensor.dtype == torch.float32 else torch.float32

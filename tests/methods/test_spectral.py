@@ -68,7 +68,35 @@ def iso_cts(deltas: list[Array], common: float = 0.8) -> Array:
     return merged
 
 
-FORMULAS: dict[str, Any] = {"tsv_m": tsv_m, "iso_c": iso_c, "iso_cts": iso_cts}
+def size_spread(deltas: list[Array]) -> float:
+    """How much the sizes of task vectors differ, as ACE has it."""
+    logs = np.log([np.trace(d.T @ d) + 1e-12 for d in deltas])
+    return float(np.var(logs, ddof=1) / (np.mean(logs) ** 2 + 1e-12))
+
+
+def ace(deltas: list[Array]) -> Array:
+    """The matrices written out, one after the other; the sum is inverted."""
+    num, is_mixed = deltas[0].shape[1], size_spread(deltas) > 0.3
+    centred = [d - np.ones((len(d), 1)) @ d.mean(0)[None] for d in deltas]
+    moments = [d.T @ d for d in centred]
+    traces = [np.trace(m) + 1e-12 if is_mixed else 1.0 for m in moments]
+    plain = [m / t for m, t in zip(moments, traces, strict=True)]
+    raised = [m + 0.01 / t * np.eye(num) for m, t in zip(plain, traces, strict=True)]
+    mean_row = np.ones((num, num)) @ np.sum(plain, axis=0) / num
+    if is_mixed:
+        mean_row /= np.mean([np.trace(d.T @ d) for d in deltas]) + 1e-12
+    numerator = np.sum([d @ m for d, m in zip(centred, raised, strict=True)], axis=0)
+    merged: Array = numerator @ np.linalg.inv(np.sum(raised, axis=0) + mean_row)
+    if is_mixed:
+        mean = np.mean(raised, axis=0)
+        rest = np.sum([d @ (m - mean) for d, m in zip(deltas, plain, strict=True)], axis=0)
+        u, s, v = np.linalg.svd(rest + merged, full_matrices=False)
+        kept = int(0.3 * len(s))
+        merged = merged + s[:kept].mean() * u[:, :kept] @ v[:kept]
+    return merged
+
+
+FORMULAS: dict[str, Any] = {"tsv_m": tsv_m, "iso_c": iso_c, "iso_cts": iso_cts, "ace": ace}
 
 
 def test_every_method_is_here() -> None:
@@ -93,6 +121,18 @@ def test_share_of_common_directions(common: float) -> None:
     merged = matsmerge.merge(models, base, "iso_cts", weights=WEIGHTS, common=common)
     expected = base["wide"].numpy() + iso_cts(changes(base, models, "wide"), common)
     np.testing.assert_allclose(merged["wide"].numpy(), expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(("sizes", "is_mixed"), [([1, 1.1, 0.9], False), ([0.02, 0.2, 1], True)])
+def test_ace_with_task_vectors_of_other_sizes(sizes: list[float], is_mixed: bool) -> None:
+    base, models = make()
+    for model, size in zip(models, sizes, strict=True):
+        model["tall"] = base["tall"] + size * (model["tall"] - base["tall"])
+    deltas = [(m["tall"] - base["tall"]).numpy() for m in models]
+    assert (size_spread(deltas) > 0.3) == is_mixed
+    merged = matsmerge.merge(models, base, "ace")["tall"]
+    expected = base["tall"].numpy() + ace(deltas)
+    np.testing.assert_allclose(merged.numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_one_model_in_the_same_out() -> None:

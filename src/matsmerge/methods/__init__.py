@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping
 
+from matsmerge.methods.ace import AdaptiveCovariance
 from matsmerge.methods.average import Average
 from matsmerge.methods.dare import DareLinear, DareTies
 from matsmerge.methods.iso_c import IsotropicCommon
 from matsmerge.methods.iso_cts import IsotropicCommonAndSpecific
+from matsmerge.methods.localize_and_stitch import LocalizeAndStitch
+from matsmerge.methods.magmax import MagMax
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.method import Method
 from matsmerge.methods.model_stock import ModelStock
@@ -32,6 +35,7 @@ from matsmerge.methods.tsv_m import TaskSingularVectors
 __all__ = [
     "METHODS",
     "ActMatMerging",
+    "AdaptiveCovariance",
     "Average",
     "BlockDiagonalFisher",
     "CenteredActMatMerging",
@@ -41,6 +45,8 @@ __all__ = [
     "FeatureCalibration",
     "IsotropicCommon",
     "IsotropicCommonAndSpecific",
+    "LocalizeAndStitch",
+    "MagMax",
     "Mats",
     "MatsCross",
     "MatsKfac",
@@ -63,11 +69,14 @@ METHODS: Mapping[str, type[Method]] = table(
     Ties,
     DareLinear,
     DareTies,
+    MagMax,
+    LocalizeAndStitch,
     Slerp,
     ModelStock,
     TaskSingularVectors,
     IsotropicCommon,
     IsotropicCommonAndSpecific,
+    AdaptiveCovariance,
     Passthrough,
     Mats,
     MatsKfac,
