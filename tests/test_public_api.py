@@ -94,7 +94,7 @@ def test_methods() -> None:
     solving = [name for name, cls in METHODS.items() if issubclass(cls, Mats)]
     assert solving == [
         "mats", "mats_kfac", "mats_cross", "featcal", "diagonal_fisher", "regmean", "regmean++",
-        "block_fisher", "actmat", "wudi", "tact", "centered_actmat",
+        "block_fisher", "actmat", "wudi", "swudi", "tact", "centered_actmat", "svc",
     ]  # fmt: skip
     fields = ["init", "inputs", "objective", "otherwise", "solver", "stages", "targets"]
     assert all(described.pop(name) == fields for name in solving)
@@ -140,4 +140,6 @@ def test_objectives_and_solvers() -> None:
     assert {name: sorted(cls.model_fields) for name, cls in SOLVERS.items()} == {
         "cg": ["damping", "form", "iterations", "preconditioner", "stop", "tolerance"],
         "closed_form": [],
+        "spectral_filter": ["share", "time"],
+        "svc": ["least"],
     }

@@ -208,8 +208,9 @@ def plan(
 
     Adapters of PEFT are models like others. Several LoRA or (IA)^3 adapters become one adapter
     again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
-    `align="knots"` merges LoRA adapters in the space that their outputs share. `trajectory` lists
-    iterations of the last solver, whose models are all made from one run.
+    `align="knots"` merges LoRA adapters in the space that their outputs share, `"core_space"` in
+    that of their outputs and inputs. `trajectory` lists iterations of the last solver, whose models
+    are all made from one run.
 
     Models whose tokenizers give tokens different ids are refused, unless `ignore_tokenizers`.
     """

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from matsmerge.adapters.adapter import Adapter
 from matsmerge.adapters.adapter_folder import read_adapter
-from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
+from matsmerge.adapters.joint_space import CoreSpace, JointCheckpoint, JointSpace
 from matsmerge.adapters.lora import rank_of
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint
 from matsmerge.checkpoints.source import open_checkpoint
@@ -115,6 +115,32 @@ def test_an_adapter_that_is_there_twice(tmp_path: Path) -> None:
         torch.testing.assert_close(basis @ found, change(pair[i], "lin"))
 
 
+def test_coordinates_in_the_core_space(adapters: list[Adapter]) -> None:
+    """Against singular vectors of the factors side by side; nothing of a change is lost."""
+    space = CoreSpace(adapters)
+    for module, shape in SHAPES.items():
+        factors = [f for f in space.factors(module) if f is not None]
+        num_ranks, num_inputs = sum(len(a) for _, a in factors), torch.Size(shape[1:]).numel()
+        size = min(num_ranks, shape[0]), min(num_ranks, num_inputs)
+        assert space.spec(module).shape == size
+        u = torch.linalg.svd(torch.cat([b for b, _ in factors], 1)).U[:, : size[0]]
+        v = torch.linalg.svd(torch.cat([a for _, a in factors])).Vh[: size[1]]
+        basis = space.basis(module)
+        inputs = space.on_inputs(module, torch.eye(size[1], dtype=F64))
+        torch.testing.assert_close(basis * (basis * u).sum(0).sign(), u)
+        torch.testing.assert_close(inputs * (inputs * v).sum(1, keepdim=True).sign(), v)
+        for i, adapter in enumerate(adapters):
+            found = space.coordinates(module, i)
+            if module not in adapter.modules:
+                assert found is None
+                continue
+            assert found is not None
+            exact = change(adapter, module)
+            assert found.shape == size
+            torch.testing.assert_close(found, basis.mT @ exact @ inputs.mT)
+            torch.testing.assert_close(basis @ space.on_inputs(module, found), exact)
+
+
 def test_checkpoints_of_coordinates(adapters: list[Adapter]) -> None:
     """They read as any other; where a LoRA leaves a module alone they are zero."""
     space = JointSpace(adapters)
@@ -139,8 +165,9 @@ def test_checkpoints_of_coordinates(adapters: list[Adapter]) -> None:
     check()
 
 
-def test_copies_in_other_processes(adapters: list[Adapter]) -> None:
-    space = JointSpace(adapters)
+@pytest.mark.parametrize("kind", [JointSpace, CoreSpace])
+def test_copies_in_other_processes(kind: type[JointSpace], adapters: list[Adapter]) -> None:
+    space = kind(adapters)
     expected = space.basis("lin")
     copied = pickle.loads(pickle.dumps(space))
     assert torch.equal(copied.basis("lin"), expected)

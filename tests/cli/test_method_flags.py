@@ -33,7 +33,7 @@ def test_every_option_has_a_flag_with_its_description() -> None:
     assert flags["scale"].opts == ["--scale"]
     assert flags["off_diagonal"].opts == ["--off-diagonal"]
     assert flags["bias"].secondary_opts == ["--no-bias"]
-    assert "(ties, dare_linear, dare_ties, tact)" in flags["density"].help
+    assert "(ties, dare_linear, dare_ties, localize_and_stitch, tact)" in flags["density"].help
     assert all(name in flags["method"].help for name in METHODS)
     assert all(name in flags["objective"].help for name in OBJECTIVES)
 

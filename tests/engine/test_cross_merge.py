@@ -18,6 +18,7 @@ from torch import Tensor
 import matsmerge
 from matsmerge.data.rows import read_data
 from matsmerge.errors import RecipeError
+from matsmerge.linalg.calibration import calibrate
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import encode_all
 
@@ -233,3 +234,31 @@ def test_other_methods_get_statistics_that_were_collected(bert: Family) -> None:
     assert not torch.allclose(found[name], average, rtol=1e-3)
     low, high = torch.stack([s[name] for s in states]).aminmax(dim=0)
     assert bool(((found[name] >= low - 1e-9) & (found[name] <= high + 1e-9)).all())
+
+
+@pytest.mark.parametrize("init", ["localize_and_stitch", "svc"])
+def test_strong_inits(init: str, bert: Family, own_statistics: list[Any], tmp_path: Path) -> None:
+    """Without iterations layers keep what the init makes of them."""
+    base = shutil.copytree(bert.paths[0], tmp_path / "base")
+    expected = merge(bert.paths, base=base, method=init)
+    given: dict[str, Any] = {"base": base, "init": init, "otherwise": "init"}
+    found = bert.merge("mats_cross", statistics=own_statistics, iterations=0, **given)
+    for name in expected:
+        assert torch.allclose(found[name], expected[name], rtol=1e-9, atol=1e-9), name
+
+
+def test_singular_values_are_calibrated_on_the_way(bert: Family, tmp_path: Path) -> None:
+    """Layers that receive no merged layer's outputs show what is done to each."""
+    base = shutil.copytree(bert.paths[0], tmp_path / "base")
+    given: dict[str, Any] = {"base": base, "init": "average"}
+    plain = bert.merge("featcal", **given)
+    found = bert.merge("svc", base=base, init={"name": "featcal", "init": "average"}, least=0.4)
+    start, *states = (matsmerge.open_checkpoint(path) for path in (base, *bert.paths))
+    name = "bert.encoder.layer.0.attention.self.query.weight"
+    changes = [state[name].double() - start[name].double() for state in states]
+    change = plain[name].double() - start[name].double()
+    expected = change + calibrate(change, changes, 0.4)
+    assert not torch.allclose(expected, change, rtol=1e-2)
+    assert torch.allclose(found[name].double() - start[name].double(), expected, atol=1e-9)
+    norm = "bert.encoder.layer.1.output.LayerNorm.weight"
+    assert torch.equal(found[norm], plain[norm])

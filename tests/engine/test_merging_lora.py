@@ -611,20 +611,72 @@ def test_knots_is_ties_on_coordinates(
     assert all(torch.equal(full[name], start[name]) for name in others)
 
 
+@pytest.mark.parametrize("align", ["knots", "core_space"])
 @pytest.mark.parametrize("architecture", PAIRS)
-def test_knots_of_a_linear_method_changes_nothing(
-    architecture: str, adapters: Adapters, tmp_path: Path
+def test_aligning_changes_nothing_for_a_linear_method(
+    architecture: str, align: str, adapters: Adapters, tmp_path: Path
 ) -> None:
     """As a full model too, however the architecture stores its weights."""
     shared: dict[str, Any] = {"method": "task_arithmetic", "scale": 0.6, "output": "dense"}
     plain = matsmerge.merge(adapters(architecture), **shared)
-    aligned = matsmerge.merge(adapters(architecture), align="knots", **shared)
+    aligned = matsmerge.merge(adapters(architecture), align=align, **shared)
     assert plain.keys() <= aligned.keys()
     for name, value in plain.items():
         torch.testing.assert_close(aligned[name], value, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"align": "knots"}], ids=str)
+def lora_factors(adapter: Path, module: str) -> tuple[Tensor, Tensor]:
+    """B and A as they are stored."""
+    state = load_file(adapter / "adapter_model.safetensors")
+    stem = f"base_model.model.{module}.lora_"
+    return state[f"{stem}B.weight"].double(), state[f"{stem}A.weight"].double()
+
+
+def tsv_m(cores: Sequence[Tensor]) -> Tensor:
+    """TSV-M by the definition of the nearest orthogonal matrix, (A Aᵀ)^(-1/2) A."""
+
+    def nearest(matrix: Tensor) -> Tensor:
+        values, vectors = torch.linalg.eigh(matrix.mT @ matrix)
+        return matrix @ (vectors * values.rsqrt()) @ vectors.mT
+
+    triples = [torch.linalg.svd(core) for core in cores]
+    kept = min(cores[0].shape) // len(cores)
+    left = nearest(torch.cat([u[:, :kept] for u, _, _ in triples], 1))
+    right = nearest(torch.cat([v[:kept].mT for _, _, v in triples], 1))
+    merged: Tensor = left @ torch.cat([s[:kept] for _, s, _ in triples]).diag() @ right.mT
+    return merged
+
+
+@pytest.mark.parametrize("rank", [None, 2])
+@pytest.mark.parametrize("method", ["ties", "tsv_m"])
+def test_core_space(
+    method: str, rank: int | None, bases: Bases, llamas: list[Path], tmp_path: Path
+) -> None:
+    """The method on Uᵀ s B A V, U and V of the factors; both are dense here."""
+    base = bases("llama")
+    deltas = [changes(base, adapter) for adapter in llamas]
+    outputs, inputs = {}, {}
+    for name in deltas[0]:
+        factors = [lora_factors(adapter, name) for adapter in llamas]
+        outputs[name] = torch.linalg.svd(torch.cat([b for b, _ in factors], 1))[0][:, :6]
+        inputs[name] = torch.linalg.svd(torch.cat([a for _, a in factors]))[2][:6].mT
+    cores = [{n: outputs[n].mT @ d[n] @ inputs[n] for n in d} for d in deltas]
+    if method == "ties":
+        merged = ties(cores, density=0.3, scale=0.8)
+    else:
+        merged = {n: 0.8 * tsv_m([core[n] for core in cores]) for n in cores[0]}
+    options: dict[str, Any] = {"scale": 0.8, "align": "core_space", "rank": rank}
+    options |= {"density": 0.3} if method == "ties" else {}
+    out = matsmerge.merge(llamas, None, method, out=tmp_path / "out", **options).folder
+    found = changes(base, out)
+    assert found.keys() == deltas[0].keys()
+    for name, change in found.items():
+        exact = outputs[name] @ merged[name] @ inputs[name].mT
+        expected, _ = truncated(exact, rank or 6)
+        torch.testing.assert_close(change, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"align": "knots"}, {"align": "core_space"}], ids=str)
 def test_the_dtype_asked_for(options: Any, adapters: Adapters) -> None:
     merged = matsmerge.merge(adapters("llama"), dtype="bfloat16", **options)
     assert any(name.endswith("norm.weight") for name in merged)

@@ -21,6 +21,7 @@ from matsmerge.linalg.eigenbasis import (
     follow_trajectory,
     is_gram,
     is_worth_it,
+    solve_by_flow,
 )
 from matsmerge.linalg.operators import (
     Diagonal,
@@ -385,3 +386,37 @@ def test_the_eigenbasis_is_for_many_rows_and_iterations() -> None:
     assert not is_worth_it(1, 1024, 100, 1)  # a vector
     assert not is_worth_it(64, 4096, 5, 1)
     assert is_worth_it(64, 4096, 100, 1, num_sharing=3)
+
+
+# --- Gradient flow -------------------------------------------------------------------------------
+
+
+@few
+@given(seed=seeds, time=st.floats(0, 50))
+def test_gradient_flow(seed: int, time: float) -> None:
+    """D(t) = R A^-1 (1 - exp(-A t)), by the exponential of the whole matrix."""
+    generator = seeded(seed)
+    matrix, weights = spread(generator, 7, 1e3), normal(generator, 4, 7)
+    start = normal(generator, 4, 7)
+    system = make_system([(Gram(matrix), weights)], start)
+    found = solve_by_flow(system, decompose(matrix), time, 1.0)
+    kept = torch.linalg.matrix_exp(-matrix * time)
+    moved = (weights - start) @ (torch.eye(7, dtype=F64) - kept)
+    torch.testing.assert_close(found.correction, moved, rtol=1e-9, atol=1e-9)
+    left = system.residual - found.correction @ matrix
+    assert found.residual == pytest.approx(system.relative(float(left.norm())), abs=1e-12)
+    off = start + found.correction - weights
+    assert found.objective == pytest.approx(0.5 * float((off @ matrix * off).sum()), abs=1e-9)
+    assert found.status is Status.FILTERED
+
+
+@pytest.mark.parametrize(("share", "num_kept"), [(0.65, 13), (0.6501, 14), (0.001, 1), (1.0, 20)])
+def test_directions_that_are_left_out_stay(share: float, num_kept: int) -> None:
+    generator = seeded(0)
+    matrix, weights = spread(generator, 20, 1e2), normal(generator, 3, 20)
+    system = make_system([(Gram(matrix), weights)], torch.zeros(3, 20, dtype=F64))
+    found = solve_by_flow(system, decompose(matrix), 1e9, share)
+    leading = torch.linalg.eigh(matrix).eigenvectors[:, -num_kept:]
+    torch.testing.assert_close(
+        found.correction, weights @ leading @ leading.mT, rtol=1e-9, atol=1e-9
+    )

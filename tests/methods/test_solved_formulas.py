@@ -327,6 +327,86 @@ def test_covariances_from_weights(method: str) -> None:
     close(merged[name], expected, 1e-3)
 
 
+@pytest.mark.parametrize(("time", "share"), [(300.0, 0.65), (5.0, 1.0), (20.0, 0.2)])
+def test_swudi(time: float, share: float) -> None:
+    """As published: the sum of the task vectors, filtered, and the filtered solution."""
+    merged = merge("swudi", time=time, share=share)
+    for module in LAYERS:
+        name = f"{module}.weight"
+        deltas = [delta(s, name) for s in STATES]
+        c = total(d.T @ d / d.square().sum() for d in deltas)
+        right = total(d @ d.T @ d / d.square().sum() for d in deltas)
+        values, vectors = torch.linalg.eigh(c)
+        num_kept = -int(-len(values) * share // 1)
+        kept = torch.arange(len(values)) >= len(values) - num_kept
+        factors = (1 - torch.exp(-values * time)) * kept
+        start = total(deltas)
+        expected = (
+            start
+            - start @ vectors @ factors.diag() @ vectors.T
+            + right @ vectors @ (factors / values).diag() @ vectors.T
+        )
+        close(delta(merged, name), expected)
+    close(merged["norm.weight"], average("norm.weight"), 1e-6)
+
+
+def calibrated(change: Tensor, deltas: list[Tensor], alpha: float) -> Tensor:
+    u, s, v = torch.linalg.svd(change, full_matrices=False)
+    for r in range(len(s)):
+        own = [u[:, r] @ d for d in deltas]
+        counted = [max(float((u[:, r] @ change) @ a / (a @ a)), alpha) for a in own]
+        s[r] *= len(own) / sum(counted)
+    result: Tensor = u @ s.diag() @ v
+    return result
+
+
+@pytest.mark.parametrize("init", ["task_arithmetic", "ties", "tsv_m", "mats_kfac", "svc"])
+def test_svc_after_any_merge(init: str) -> None:
+    """Weights of linear layers are calibrated, all else is as the init leaves it."""
+    merged, before = merge("svc", init=init, least=1.2), merge(init)
+    if init == "task_arithmetic":
+        before = merge(init, scale=0.3)
+    for name, values in merged.items():
+        if name not in {f"{module}.weight" for module in LAYERS}:
+            assert torch.equal(values, before[name]), name
+            continue
+        expected = calibrated(delta(before, name), [delta(s, name) for s in STATES], 0.4)
+        close(delta(merged, name), expected)
+
+
+def test_svc_starts_from_what_the_init_leaves_where_it_has_no_statistics() -> None:
+    """One layer's statistics are missing: RegMean averages it, SVC calibrates the average."""
+    partial = []
+    for one in STATISTICS:
+        maps = tuple(m for m in one.header.maps if m.module != "out")
+        arrays = {name: one.arrays[name] for name in one.arrays.specs}
+        partial.append(in_memory(one.header.model_copy(update={"maps": maps}), arrays))
+    merged = matsmerge.merge(MODELS, BASE, "svc", statistics=partial, init="regmean")
+    name = "out.weight"
+    change = average(name) - BASE_STATE[name].double()
+    expected = calibrated(change, [delta(s, name) for s in STATES], 1 / 3)
+    close(delta(merged.state_dict(), name), expected)
+
+
+@pytest.mark.parametrize(
+    "init", ["magmax", "localize_and_stitch", "ace", "swudi", "svc", "tsv_m", "iso_cts"]
+)
+def test_strong_inits_of_kfac(init: str) -> None:
+    """No iterations leave what the init merged; some move from there towards the solution."""
+    before = merge(init)
+    assert all(
+        torch.equal(values, before[name])
+        for name, values in merge("mats_kfac", init=init, iterations=0, otherwise="init").items()
+    )
+    many = merge("mats_kfac", init=init, iterations=300)
+    few = merge("mats_kfac", init=init, iterations=1)
+    expected = merge("mats_kfac", init="average", iterations=300)
+    for module in LAYERS:
+        name = f"{module}.weight"
+        assert not torch.equal(few[name], before[name])
+        close(many[name], expected[name], 1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_checkpoints(dtype: torch.dtype) -> None:
     models = [{n: t.to(dtype) for n, t in s.items()} for s in STATES]

@@ -108,6 +108,12 @@ def test_a_model_with_weight_zero_does_not_count() -> None:
         ({"objective": "kfac", "solver": "closed_form"}, "no closed form for 3 models"),
         ({"objective": "gram", "preconditioner": "kronecker"}, "K-FAC factors"),
         ({"objective": "fisher", "inputs": "merged"}, "is about the Gram matrices"),
+        ({"objective": "kfac", "solver": "spectral_filter"}, "about eigenvalues of second moments"),
+        ({"objective": "fisher", "solver": "spectral_filter"}, "about eigenvalues of second mom"),
+        ({"solver": "spectral_filter", "share": 0}, "share: input should be greater than 0"),
+        ({"solver": "svc", "least": 0}, "least: input should be greater than 0"),
+        ({"objective": "identity", "solver": "svc", "init": "iso_cts"}, "any directions would do"),
+        ({"time": 3}, "it belongs to the solver spectral_filter"),
         ({"weights": [1.0, -1.0, 1.0]}, "must not be negative"),
         ({"weights": [0.0, 0.0, 0.0]}, "sum to zero"),
         ({"init": "slerp"}, "exactly 2 models"),
@@ -127,10 +133,12 @@ def test_what_has_no_meaning_is_refused(parameters: dict[str, Any], reason: str)
 
 
 def test_base_is_needed_where_it_is_used() -> None:
-    for method in ("mats", "actmat"):
+    for method in ("mats", "actmat", "svc"):
         with pytest.raises(RecipeError, match="needs a base"):
             matsmerge.merge(MODELS, None, method, statistics=STATISTICS)
     matsmerge.merge(MODELS, None, "mats", statistics=STATISTICS, init="average")
+    with pytest.raises(RecipeError, match="needs a base"):
+        matsmerge.merge(MODELS, None, "svc", init="average")
 
 
 def test_named_methods_may_have_stages() -> None:

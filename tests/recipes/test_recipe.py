@@ -70,7 +70,7 @@ def test_a_method_may_be_an_object() -> None:
             {"rank": "many"},
             "rank: expected a number from 1 to 1000000, or concatenate, found 'many'",
         ),
-        ({"align": "svd"}, "align: input should be 'knots'"),
+        ({"align": "svd"}, "align: input should be 'knots' or 'core_space'"),
         ({"method": "slerp", "models": ["a", "b", "d"]}, "merges exactly 2 models, 3 given"),
         ({"method": "average", "models": [{"model": "a", "density": 0.5}]}, "has no density"),
         ({"dtype": "bf16"}, "dtype: input should be .*'bfloat16'"),

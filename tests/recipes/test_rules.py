@@ -41,6 +41,30 @@ def test_numbers_over_depth() -> None:
     assert [found[n].weights for n in NAMES][2:5] == [(1, 1), (2, 1), (3, 1)]
 
 
+@pytest.mark.parametrize("method", ["task_arithmetic", "ties", "tsv_m"])
+def test_two_numbers_over_depth_are_lines(method: str) -> None:
+    """As LiNeS has it: block l of L is scaled by α + β l / (L - 1), what is in no block by α."""
+    alpha, beta, num = 0.25, 0.6, 5
+    g = torch.Generator().manual_seed(0)
+    names = ["embed", *(f"visual.blocks.{i}.mlp.weight" for i in range(num)), "norm"]
+    base, *models = (
+        {n: torch.randn(4, 6, generator=g, dtype=torch.float64) for n in names} for _ in range(3)
+    )
+    found = matsmerge.merge(models, base, method, scale=[alpha, alpha + beta])
+    whole = matsmerge.merge(models, base, method, scale=1.0)
+    scales = [alpha, *(alpha + beta * block / (num - 1) for block in range(num)), alpha]
+    for name, scale in zip(names, scales, strict=True):
+        expected = base[name] + scale * (whole[name] - base[name])
+        torch.testing.assert_close(found[name], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_options_of_inits_over_depth() -> None:
+    init = {"name": "task_arithmetic", "scale": [0.5, 0.9]}
+    found = rules(method={"name": "mats_kfac", "init": init})
+    scales = [found[n].method.init.scale for n in NAMES]
+    assert scales == pytest.approx([0.5, 0.5, 0.5, 0.7, 0.9, 0.5])
+
+
 def test_overrides_stack_and_the_last_wins() -> None:
     found = rules(
         overrides=[

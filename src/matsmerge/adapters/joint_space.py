@@ -6,10 +6,19 @@ KnOTS (Stoica et al., 2024, arXiv:2410.19735): with U from the singular value de
 
 methods that look at single entries, such as TIES and DARE, are applied to X_1, ..., X_M, whose
 entries mean the same in every model, and U X is the merged change.
+
+Core Space (Panariello et al., 2025, arXiv:2509.17786) has a basis of the inputs too: with U the
+left singular vectors of [s_1 B_1, ..., s_M B_M] and V the right ones of A_1, ..., A_M, one below
+the other,
+
+    X_m = Uᵀ s_m B_m A_m V
+
+is as small as the ranks, nothing is lost, and methods of singular vectors are cheap.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +30,11 @@ from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.errors import AlignmentError
 from matsmerge.linalg.low_rank import shared_outputs
 
-_Coordinates = tuple[Tensor, list[Tensor | None]]  # U, and each model's X
+
+class _Coordinates(NamedTuple):
+    outputs: Tensor  # U, (out, k)
+    inputs: Tensor | None  # Vᵀ, (l, in), where inputs have a basis too
+    of_models: list[Tensor | None]  # X_m, (k, in) or (k, l)
 
 
 class JointSpace:
@@ -61,8 +74,11 @@ class JointSpace:
 
     def spec(self, module: str) -> TensorSpec:
         """The shape and dtype of a model's coordinates."""
-        num_inputs = math.prod(self._shapes[module][1:])
-        return TensorSpec(torch.float64, (self.num_outputs(module), num_inputs))
+        return TensorSpec(torch.float64, (self.num_outputs(module), self.num_inputs(module)))
+
+    def num_inputs(self, module: str) -> int:
+        """The dimension of the coordinates' rows: the layer's inputs."""
+        return math.prod(self._shapes[module][1:])
 
     def factors(self, module: str) -> list[tuple[Tensor, Tensor] | None]:
         """Each adapter's B, scaled, and A; None where it leaves the module alone."""
@@ -75,17 +91,38 @@ class JointSpace:
 
     def basis(self, module: str) -> Tensor:
         """U, (out, dimension of the space)."""
-        return self._recent.get(module, self._find)[0]
+        return self._recent.get(module, self._find).outputs
 
     def coordinates(self, module: str, model: int) -> Tensor | None:
         """X_m, or None where it is zero."""
-        return self._recent.get(module, self._find)[1][model]
+        return self._recent.get(module, self._find).of_models[model]
+
+    def on_inputs(self, module: str, rows: Tensor) -> Tensor:
+        """Rows of coordinates as rows of weights, (rows, in)."""
+        inputs = self._recent.get(module, self._find).inputs
+        return rows if inputs is None else rows @ inputs
 
     def _find(self, module: str) -> _Coordinates:
         factors = self.factors(module)
         present = [f for f in factors if f is not None]
         basis = shared_outputs([b for b, _ in present], [a for _, a in present])
-        return basis, [None if f is None else basis.mT @ f[0] @ f[1] for f in factors]
+        found = [None if f is None else basis.mT @ f[0] @ f[1] for f in factors]
+        return _Coordinates(basis, None, found)
+
+
+class CoreSpace(JointSpace):
+    """The same with a basis of the inputs: coordinates are as small as the adapters' ranks."""
+
+    def num_inputs(self, module: str) -> int:
+        return min(self.num_ranks(module), super().num_inputs(module))
+
+    def _find(self, module: str) -> _Coordinates:
+        factors = self.factors(module)
+        present = [f for f in factors if f is not None]
+        u = torch.linalg.svd(torch.cat([b for b, _ in present], 1), full_matrices=False).U
+        v = torch.linalg.svd(torch.cat([a for _, a in present]), full_matrices=False).Vh
+        found = [None if f is None else (u.mT @ f[0]) @ (f[1] @ v.mT) for f in factors]
+        return _Coordinates(u, v, found)
 
 
 class JointCheckpoint(Checkpoint):

@@ -101,7 +101,8 @@ class Adapters(Options):
     Default: the sum of the adapters' ranks."""
 
     align: str | None = option(metavar="NAME")
-    """knots: merge LoRA adapters in the space their outputs share (ties, dare_*)."""
+    """Merge LoRA adapters in a space they share. knots: that of their outputs (ties, dare_*);
+    core_space: that of their outputs and inputs (tsv_m and iso_c too)."""
 
 
 class Running(Resuming):

@@ -196,9 +196,9 @@ def _factors(
         return torch.cat([b for b, _ in present], 1), torch.cat([a for _, a in present]), 1.0
     basis = space.basis(layer.module)
     if layer.rank == len(coordinates):
-        return basis, coordinates, 1.0
+        return basis, space.on_inputs(layer.module, coordinates), 1.0
     found = nearest_factors(coordinates, layer.rank)
-    return basis @ found.left, found.right, found.energy
+    return basis @ found.left, space.on_inputs(layer.module, found.right), found.energy
 
 
 def _folding(

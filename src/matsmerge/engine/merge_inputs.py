@@ -4,7 +4,7 @@ Full models enter as they are. Adapters enter in one of three ways:
 
     vectors   (IA)^3 alone: their vectors are merged; task vectors are taken from all ones
     folded    LoRA, or adapters beside full models: each as the full model it makes of its base
-    joint     LoRA with `align: knots` or `rank: concatenate`: changes, in a space they share
+    joint     LoRA with `align` or `rank: concatenate`: changes, in a space they share
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from matsmerge.adapters.adapted_checkpoint import (
 )
 from matsmerge.adapters.adapter import PREFIX, Adapter
 from matsmerge.adapters.adapter_folder import open_base, read_adapter
-from matsmerge.adapters.joint_space import JointCheckpoint, JointSpace
+from matsmerge.adapters.joint_space import CoreSpace, JointCheckpoint, JointSpace
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.checkpoints.source import Source, open_checkpoint, resolved
@@ -81,7 +81,7 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
     inputs = Inputs(view, opened, base, base, adapters, on_base, writes_adapter, notes=tuple(notes))
     if view == "vectors":
         return _as_vectors(inputs, heads)
-    return _joint(inputs, heads) if view == "joint" else _folded(inputs)
+    return _joint(inputs, heads, recipe.align) if view == "joint" else _folded(inputs)
 
 
 def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> tuple[View, bool]:
@@ -210,8 +210,9 @@ def _vectors(adapter: Adapter) -> dict[str, TensorSpec]:
     return {t: specs[t] for parts in adapter.modules.values() for t in parts.values()}
 
 
-def _joint(inputs: Inputs, heads: set[str]) -> Inputs:
-    space = JointSpace(list(inputs.adapters.values()))
+def _joint(inputs: Inputs, heads: set[str], align: str | None) -> Inputs:
+    kind = CoreSpace if align == "core_space" else JointSpace
+    space = kind(list(inputs.adapters.values()))
     weights = {f"{module}.weight" for module in space.modules}
     RecipeError.raise_all(
         f"{a.label}: brings '{n}' whole, which another adapter changes by LoRA; such changes can "

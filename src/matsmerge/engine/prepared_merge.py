@@ -246,10 +246,17 @@ def _check_joint(recipe: Recipe, rules: Mapping[str, Rule]) -> None:
                 f"rank: concatenate is exact for average and task_arithmetic, which add changes "
                 f"up, and not for {rule.method.name}; choose a number as rank"
             )
-        if not rule.method.works_on_changes:
+        if recipe.align == "core_space":
+            if not rule.method.works_in_core_space:
+                raise RecipeError(
+                    f"align: core_space is for methods of changes, such as ties, tsv_m and iso_c, "
+                    f"and not for {rule.method.name}; leave it out"
+                )
+        elif not rule.method.works_on_changes:
+            hint = ", or choose core_space" if rule.method.works_in_core_space else ""
             raise RecipeError(
                 f"align: knots is for methods that look at single entries of changes, such as "
-                f"ties and dare_ties, and not for {rule.method.name}; leave it out"
+                f"ties and dare_ties, and not for {rule.method.name}; leave it out{hint}"
             )
 
 

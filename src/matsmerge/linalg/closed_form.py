@@ -5,7 +5,7 @@ from torch import Tensor
 
 from matsmerge.linalg.eigenbasis import Decompose, decompose, dense, solve_by_filter
 from matsmerge.linalg.rounding import rounding_level
-from matsmerge.linalg.system import Solution, Status, System
+from matsmerge.linalg.system import Solution, Status, System, rate
 
 _POWER_STEPS = 8
 
@@ -15,7 +15,7 @@ def solve_diagonal(system: System) -> Solution:
     diagonal = system.operator.diagonal().double()
     correction = torch.where(diagonal > 0, system.residual / diagonal, 0)
     status = Status.SOLVED if bool((diagonal > 0).all()) else Status.SINGULAR
-    return _checked(system, correction, status)
+    return rate(system, correction, status)
 
 
 def solve_gram(
@@ -37,7 +37,7 @@ def solve_gram(
     is_regular = bool((info == 0).all())
     if is_regular and bool((_lowest(factor) > rounding_level(matrix, stored)).all()):
         correction = torch.cholesky_solve(system.residual.mT, factor).mT
-        return _checked(system, correction, Status.SOLVED)
+        return rate(system, correction, Status.SOLVED)
     return solve_by_filter(system, decomposed(matrix, stored), ridge)
 
 
@@ -50,13 +50,3 @@ def _lowest(factor: Tensor) -> Tensor:  # (..., d, d) -> (...)
         x = torch.cholesky_solve(x / x.norm(dim=-2, keepdim=True), factor)
     size: Tensor = x.norm(dim=-2)[..., 0]
     return size.reciprocal()
-
-
-def _checked(system: System, correction: Tensor, status: Status) -> Solution:
-    left = system.residual - system.operator(correction)
-    return Solution(
-        correction,
-        status,
-        system.relative(float(left.norm())),
-        system.objective_at(correction, left),
-    )

@@ -85,6 +85,10 @@ class Status(Enum):
         "all iterations done; the objective still falls: more iterations move further from the init"
     )
     CONVERGED = "the residual is below the tolerance; more iterations change nothing that matters"
+    FILTERED = (
+        "moved as far as the filter lets; more time or more directions move further from the init"
+    )
+    CALIBRATED = "its singular values calibrated to the models' changes; no system was solved"
     EXACT = "the init solves the system already; nothing to do"
     HELD_OUT = (
         "stopped where the held-out objective was lowest; more examples allow more iterations"
@@ -124,3 +128,14 @@ class Solution:
     iterations: int = 0
     trace: Trace = field(default_factory=Trace)
     kept: dict[int, Tensor] = field(default_factory=dict)  # corrections after these iterations
+
+
+def rate(system: System, correction: Tensor, status: Status) -> Solution:
+    """A correction with what it leaves of the system."""
+    left = system.residual - system.operator(correction)
+    return Solution(
+        correction,
+        status,
+        system.relative(float(left.norm())),
+        system.objective_at(correction, left),
+    )

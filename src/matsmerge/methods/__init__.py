@@ -15,6 +15,7 @@ from matsmerge.methods.model_stock import ModelStock
 from matsmerge.methods.named import (
     ActMatMerging,
     BlockDiagonalFisher,
+    CalibratedMerging,
     CenteredActMatMerging,
     DiagonalFisher,
     FeatureCalibration,
@@ -22,6 +23,7 @@ from matsmerge.methods.named import (
     MatsKfac,
     RegMean,
     RegMeanPlusPlus,
+    SpectralWudi,
     TactMerging,
     WudiMerging,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "AdaptiveCovariance",
     "Average",
     "BlockDiagonalFisher",
+    "CalibratedMerging",
     "CenteredActMatMerging",
     "DareLinear",
     "DareTies",
@@ -56,6 +59,7 @@ __all__ = [
     "RegMean",
     "RegMeanPlusPlus",
     "Slerp",
+    "SpectralWudi",
     "TactMerging",
     "TaskArithmetic",
     "TaskSingularVectors",
@@ -88,6 +92,8 @@ METHODS: Mapping[str, type[Method]] = table(
     BlockDiagonalFisher,
     ActMatMerging,
     WudiMerging,
+    SpectralWudi,
     TactMerging,
     CenteredActMatMerging,
+    CalibratedMerging,
 )

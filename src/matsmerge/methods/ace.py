@@ -34,6 +34,10 @@ class AdaptiveCovariance(SpectralMethod):
         0.3, ge=0, le=1, description="share of the directions that are then added"
     )
 
+    @property
+    def works_in_core_space(self) -> bool:
+        return False  # means over outputs depend on their basis
+
     def merge_matrices(self, changes: Sequence[Tensor]) -> Tensor:
         sizes = torch.stack([change.square().sum() for change in changes])
         is_mixed = len(changes) > 1 and self._differ(sizes)
@@ -58,7 +62,7 @@ class AdaptiveCovariance(SpectralMethod):
             return merged
         spread -= torch.stack(list(changes)).sum(0) @ (raised / len(changes))
         u, s, v = torch.linalg.svd(spread + merged, full_matrices=False)
-        return merged + s[:num_added].mean() * (u[:, :num_added] @ v[:num_added])
+        return merged.add_(s[:num_added].mean() * (u[:, :num_added] @ v[:num_added]))
 
     def _differ(self, sizes: Tensor) -> bool:
         logs = torch.log(sizes + _TINY)

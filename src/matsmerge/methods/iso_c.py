@@ -16,6 +16,7 @@ class IsotropicCommon(SpectralMethod):
     """
 
     name = "iso_c"
+    is_isotropic = True
 
     def merge_matrices(self, changes: Sequence[Tensor]) -> Tensor:
         u, s, v = torch.linalg.svd(torch.stack(list(changes)).sum(0), full_matrices=False)

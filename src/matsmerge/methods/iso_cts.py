@@ -18,6 +18,7 @@ class IsotropicCommonAndSpecific(SpectralMethod):
     """
 
     name = "iso_cts"
+    is_isotropic = True
 
     common: float = Field(0.8, ge=0, le=1, description="share of the directions that are common")
 

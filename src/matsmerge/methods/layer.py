@@ -39,6 +39,11 @@ class Round:
     stage: Stage
     found: Found
 
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        bias = self.found.bias
+        return (self.parameter,) if bias is None else (self.parameter, bias)
+
     def peak_bytes(self, num_models: int, num_kept: int) -> int:
         """Memory that solving it takes at most, an upper guess from its shapes."""
         found, stage = self.found, self.stage
@@ -142,7 +147,7 @@ def _find_rounds(stages: Sequence[Stage], subject: Subject) -> tuple[list[Round]
         except StatisticsError as error:
             problems += error.problems
             continue
-        if found is None:
+        if found is None or not stage.solver.has_use_for(found):
             continue
         num_products = sum(map(len, found.keys))
         reason = stage.solver.refusal(stage.objective, num_products)

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class LayerSolver:
             problem = Problem(
                 system,
                 x0,
+                partial(self._terms, one, MAIN),
+                partial(self._base, one),
                 held_out,
                 self.work.keep if iterates else (),
                 self._stored(one),
@@ -56,7 +59,7 @@ class LayerSolver:
                 kept[at] |= (
                     _split(one, x0 + solution.kept[at], values)
                     if iterates
-                    else {name: values[name] for name in _touched(one)}
+                    else {name: values[name] for name in one.parameters}
                 )
             reports.setdefault(one.parameter, []).append(describe(one, system, solution))
         return MergedSite(values, kept, reports)
@@ -80,6 +83,9 @@ class LayerSolver:
             )
             operator = one.stage.objective.operator(found, part)
             yield (operator if task.weight == 1 else operator * task.weight), own
+
+    def _base(self, one: Round) -> Tensor:
+        return _matrix(one, lambda name: self._load(name, None))
 
     def _load(self, name: str, model: int | None) -> Tensor:
         """A parameter of a model, or of the base (None), whole and in float64."""
@@ -113,10 +119,6 @@ def _split(one: Round, matrix: Tensor, like: Mapping[str, Tensor]) -> Values:
         matrix = matrix[..., :-1]
     result[one.parameter] = one.found.view.values(matrix, like[one.parameter].shape)
     return result
-
-
-def _touched(one: Round) -> set[str]:
-    return {one.parameter} | ({one.found.bias} if one.found.bias else set())
 
 
 class _Decompositions(threading.local):

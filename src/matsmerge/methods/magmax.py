@@ -11,8 +11,9 @@ from matsmerge.methods.site import Site, stack_deltas
 class MagMax(Method):
     """theta = theta_base + scale * (of all w_m (theta_m - theta_base) the largest in magnitude).
 
-    Marczak et al., 2024 (arXiv:2407.06322). Of two changes of the same size in opposite directions
-    the positive one is taken, so that the order of the models does not matter.
+    Marczak et al., 2024 (arXiv:2407.06322), with a scale of 0.5 in their script. Of two changes of
+    the same size in opposite directions the positive one is taken, so that the order of the models
+    does not matter.
     """
 
     name = "magmax"

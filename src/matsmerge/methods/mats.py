@@ -28,7 +28,7 @@ from matsmerge.methods.parts import (
     Stage,
 )
 from matsmerge.methods.site import Grain, MergedSite, Site, Task
-from matsmerge.methods.solvers import ConjugateGradients
+from matsmerge.methods.solvers import ConjugateGradients, SingularValueCalibration
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
 Inputs = Annotated[
@@ -44,6 +44,10 @@ Targets = Annotated[
         description="with merged inputs, match what a model's layer outputs for the same example, "
         "or what its weights make of the merged inputs (RegMean++)"
     ),
+]
+Otherwise = Annotated[
+    Literal["average", "init"],
+    Field(description="what parameters get that no objective has anything for"),
 ]
 
 
@@ -64,9 +68,7 @@ class Mats(Parts, Method):
     stages: tuple[Stage, ...] = Field(
         (), description="several objectives and solvers, one after the other, instead of one"
     )
-    otherwise: Literal["average", "init"] = Field(
-        "average", description="what parameters get that no objective has anything for"
-    )
+    otherwise: Otherwise = "average"
     inputs: Inputs = "own"
     targets: Targets = "outputs"
 
@@ -84,7 +86,7 @@ class Mats(Parts, Method):
         work = site.layer
         assert work is not None
         start = {
-            name: merge_whole(self.start, own).double().view(own.shape)
+            name: merge_whole(self._start_of(name, work.layer), own).double().view(own.shape)
             for name, own in work.sites.items()
         }
         try:
@@ -103,7 +105,15 @@ class Mats(Parts, Method):
 
     @property
     def fallback(self) -> Method:
-        return self.start if self.otherwise == "init" else Average()
+        return self.init.fallback if self.otherwise == "init" else Average()
+
+    def _start_of(self, parameter: str, layer: Layer) -> Method:
+        """What makes the values that a parameter's first system starts from."""
+        if not isinstance(self.init, Mats):
+            return self.init
+        num_before = len(self.init.rounds)
+        is_solved = any(parameter in r.parameters and r.number < num_before for r in layer.rounds)
+        return self.init._start_of(parameter, layer) if is_solved else self.init.fallback
 
     def tensor_bytes(self, shape: Sequence[int], num_models: int) -> int:
         is_whole = self.start.grain is Grain.TENSOR
@@ -160,7 +170,8 @@ class Mats(Parts, Method):
 
     @property
     def reads_base(self) -> bool:
-        return self.start.reads_base or any(s.objective.needs_base for s in self.rounds)
+        parts = (part for s in self.rounds for part in (s.objective, s.solver))
+        return self.start.reads_base or any(part.needs_base for part in parts)
 
     @property
     def needed_models(self) -> int | None:
@@ -207,6 +218,11 @@ class Mats(Parts, Method):
                     "layers, and (IA)^3 trains none: its vectors scale activations elementwise. "
                     "Use the objective block_fisher, exact for vectors, or fisher"
                 )
+            if not stage.solver.for_vectors:
+                raise RecipeError(
+                    f"{stage.solver.name} is about the singular values of matrices, and (IA)^3 "
+                    "trains vectors; merge them with its init alone"
+                )
         return method
 
     def refusals(self, num_models: int) -> Iterator[str]:
@@ -216,6 +232,11 @@ class Mats(Parts, Method):
             reason = stage.solver.refusal(stage.objective, num_models)
             if reason is not None:
                 yield reason
+        if self.start.is_isotropic and isinstance(self.rounds[0].solver, SingularValueCalibration):
+            yield (
+                f"svc scales singular directions, and those of {self.start.name} are all of one "
+                "size, so that any directions would do; use another init"
+            )
         if self.uses_merged_inputs and not self.uses_inputs:
             yield (
                 "inputs: merged is about the Gram matrices of gram and kfac, and the objective is "

@@ -49,6 +49,7 @@ class Method(Options, ABC):
     needs_base: ClassVar[bool] = False
     num_models: ClassVar[int | None] = None  # where only one number makes sense
     matches_heads: ClassVar[bool] = False  # heads are matched to the merged model by default
+    is_isotropic: ClassVar[bool] = False  # are all singular values of its changes the same?
 
     @abstractmethod
     def merge(self, site: Site) -> Tensor | MergedSite:
@@ -114,6 +115,11 @@ class Method(Options, ABC):
     def works_on_changes(self) -> bool:
         """Whether it gives the same with changes from a base as with models and their base."""
         return True
+
+    @property
+    def works_in_core_space(self) -> bool:
+        """Whether it has a meaning for changes in other bases of their outputs and inputs."""
+        return self.works_on_changes
 
     def coefficients(self, weights: Sequence[float]) -> list[float] | None:  # noqa: ARG002
         """c_m, where the merged model is theta_base + sum_m c_m (theta_m - theta_base)."""

@@ -1,13 +1,19 @@
 """Methods that are MaTS with other defaults, under the names their papers gave them."""
 
 from matsmerge.methods.average import Average
-from matsmerge.methods.mats import Inputs, Mats, Targets
+from matsmerge.methods.mats import Inputs, Mats, Otherwise, Targets
 from matsmerge.methods.objectives.fisher import Fisher
 from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
 from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.identity import Identity
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.parts import InitPart, ObjectivePart, SolverPart
-from matsmerge.methods.solvers import ClosedForm, ConjugateGradients
+from matsmerge.methods.solvers import (
+    ClosedForm,
+    ConjugateGradients,
+    SingularValueCalibration,
+    SpectralFilter,
+)
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
 
@@ -130,6 +136,18 @@ class WudiMerging(_FromWeights):
     objective: ObjectivePart = Wudi()
 
 
+class SpectralWudi(WudiMerging):
+    """SWUDI: WUDI's system, solved in its leading directions from the sum of the task vectors.
+
+    Wei et al., 2026 (arXiv:2606.07289). No data.
+    """
+
+    name = "swudi"
+
+    init: InitPart = TaskArithmetic(scale=1.0)
+    solver: SolverPart = SpectralFilter()
+
+
 class TactMerging(_FromWeights):
     """TACT: covariances made from trimmed task vectors, no data."""
 
@@ -146,3 +164,18 @@ class CenteredActMatMerging(_FromWeights):
     init: InitPart = Average()
     objective: ObjectivePart = CenteredActMat()
     solver: SolverPart = ClosedForm()
+
+
+class CalibratedMerging(Mats):
+    """SVC: what any method merges, with the singular values of its changes calibrated; no data.
+
+    Directions that several models share add up in a sum of changes and drown those of single
+    models (Li et al., 2026, arXiv:2602.05536).
+    """
+
+    name = "svc"
+    chooses_for_adapters = False
+
+    objective: ObjectivePart = Identity()
+    solver: SolverPart = SingularValueCalibration()
+    otherwise: Otherwise = "init"

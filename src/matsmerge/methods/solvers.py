@@ -1,7 +1,7 @@
 """Solvers: how far to go from the init towards the solution, and on which way."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.limits import MOST_ITERATIONS
+from matsmerge.linalg.calibration import calibrate
 from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
 from matsmerge.linalg.conjugate_gradients import (
     conjugate_gradients,
@@ -24,11 +25,12 @@ from matsmerge.linalg.eigenbasis import (
     follow_trajectory,
     is_gram,
     is_worth_it,
+    solve_by_flow,
 )
 from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_pair
-from matsmerge.linalg.operators import Diagonal, Gram, Identity
-from matsmerge.linalg.system import Limits, Solution, System
-from matsmerge.methods.objectives.objective import Objective
+from matsmerge.linalg.operators import Diagonal, Gram, Identity, Operator
+from matsmerge.linalg.system import Limits, Solution, Status, System, rate
+from matsmerge.methods.objectives.objective import Found, Objective
 from matsmerge.methods.options import Options, table
 
 _MAX_KEPT_ELEMENTS = 1 << 22  # of all residuals of a solution
@@ -41,6 +43,8 @@ class Problem:
 
     system: System
     start: Tensor  # X0
+    load_terms: Callable[[], Iterator[tuple[Operator, Tensor]]]  # every model's C_m and W_m
+    load_base: Callable[[], Tensor]
     held_out: System | None = None
     keep: tuple[int, ...] = ()  # iterations whose iterates are wanted
     stored: torch.dtype = torch.float32  # precision of the statistics
@@ -52,6 +56,8 @@ class Solver(Options, ABC):
     """Hyperparameters of a solver, and how to run it."""
 
     iterates: ClassVar[bool] = False
+    needs_base: ClassVar[bool] = False
+    for_vectors: ClassVar[bool] = True  # has it a meaning for (IA)^3 and other scales?
 
     @property
     def uses_held_out(self) -> bool:
@@ -65,6 +71,10 @@ class Solver(Options, ABC):
     def refusal(self, objective: Objective, num_products: int) -> str | None:  # noqa: ARG002
         """Why it cannot solve for an objective with so many operators; None if it can."""
         return None
+
+    def has_use_for(self, found: Found) -> bool:  # noqa: ARG002
+        """Whether it does anything to a parameter for which there is that."""
+        return True
 
     @abstractmethod
     def solve(self, problem: Problem) -> Solution: ...
@@ -201,4 +211,74 @@ class ClosedForm(Solver):
         return solve_diagonal(problem.system)
 
 
-SOLVERS: Mapping[str, type[Solver]] = table(ConjugateGradients, ClosedForm)
+class SpectralFilter(Solver):
+    """As far as gradient flow gets in some time, in the leading directions of the covariances.
+
+    D = R Q s(Λ) Qᵀ with sum_m C_m = Q Λ Qᵀ and s(λ) = (1 - exp(-λ time)) / λ for the largest
+    eigenvalues, else 0: directions with small ones would amplify noise. SWUDI's filter (Wei et
+    al., 2026, arXiv:2606.07289). Diagonal covariances, those of embeddings, are divided by.
+    """
+
+    name = "spectral_filter"
+
+    time: float = Field(
+        300.0,
+        allow_inf_nan=False,
+        ge=0,
+        description="of the gradient flow, for covariances of trace one (wudi, equalize)",
+    )
+    share: float = Field(0.65, gt=0, le=1, description="of the directions, that are moved in")
+
+    @property
+    def needs_matrix(self) -> bool:
+        return True
+
+    def refusal(self, objective: Objective, num_products: int) -> str | None:  # noqa: ARG002
+        if objective.has_output_factors or objective.for_vectors:
+            return (
+                "the spectral filter is about eigenvalues of second moments of inputs, and the "
+                f"objective is {objective.name}; use gram, or one made from the weights, as wudi"
+            )
+        return None
+
+    def solve(self, problem: Problem) -> Solution:
+        system = problem.system
+        if not is_gram(system.operator):
+            return solve_diagonal(system)
+        basis = problem.decompose(dense(system.operator), problem.stored)
+        return solve_by_flow(system, basis, self.time, self.share)
+
+
+class SingularValueCalibration(Solver):
+    """No way to a solution but a step after any merge: its singular values calibrated.
+
+    With U S Vᵀ the change of a merged weight, a singular value S_r is divided by the mean over
+    models of max(s_rm, least / M), s_rm = <u_rᵀ Δ, u_rᵀ Δ_m> / |u_rᵀ Δ_m|², so that directions
+    which models share do not add up. Li et al., 2026 (arXiv:2602.05536). For linear layers.
+    """
+
+    name = "svc"
+    needs_base = True
+    for_vectors = False
+
+    least: float = Field(
+        1.0,
+        allow_inf_nan=False,
+        gt=0,
+        description="lowest coefficient that counts, in units of one over the number of models: "
+        "the paper's alpha times that number",
+    )
+
+    def has_use_for(self, found: Found) -> bool:
+        return found.view.seen in ("linear", "conv1d")
+
+    def solve(self, problem: Problem) -> Solution:
+        base = problem.load_base()
+        changes = (weights - base for _, weights in problem.load_terms())
+        correction = calibrate(problem.start - base, changes, self.least)
+        return rate(problem.system, correction, Status.CALIBRATED)
+
+
+SOLVERS: Mapping[str, type[Solver]] = table(
+    ConjugateGradients, ClosedForm, SpectralFilter, SingularValueCalibration
+)

@@ -30,6 +30,10 @@ class SpectralMethod(Method):
     def works_on_changes(self) -> bool:
         return False  # how many directions there are depends on the shape of the weight
 
+    @property
+    def works_in_core_space(self) -> bool:
+        return True  # where there are as many as the adapters have
+
     def merge(self, site: Site) -> Tensor:
         base = site.load_base().double().view(site.shape)
         changes = [

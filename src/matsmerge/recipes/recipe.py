@@ -154,10 +154,11 @@ class Recipe(_Strict):
         description="of a LoRA to write: a number, or concatenate for the exact sum of average and "
         "task_arithmetic; by default the sum of the adapters' ranks",
     )
-    align: Literal["knots"] | None = Field(
+    align: Literal["knots", "core_space"] | None = Field(
         None,
-        description="knots: merge LoRA adapters in the space their outputs share, for ties and "
-        "dare_*",
+        description="merge LoRA adapters in a space they share, before methods that look at single "
+        "entries: knots, that of their outputs; core_space, that of their outputs and inputs, also "
+        "for methods of singular vectors",
     )
 
     ignore_tokenizers: bool = Field(

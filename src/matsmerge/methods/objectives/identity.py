@@ -13,7 +13,9 @@ class Identity(Objective):
     name = "identity"
 
     def find(self, subject: Subject) -> Found:
-        return Found(View("as it is"), 1, math.prod(subject.shape))
+        is_linear = subject.view.seen in ("linear", "conv1d")
+        view = subject.view if is_linear else View("as it is")
+        return Found(view, 1, math.prod(subject.shape))
 
     def operator(self, found: Found, part: Part) -> Operator:  # noqa: ARG002
         return IdentityOperator()
