@@ -95,6 +95,7 @@ def test_methods() -> None:
     assert solving == [
         "mats", "mats_kfac", "mats_cross", "featcal", "diagonal_fisher", "regmean", "regmean++",
         "block_fisher", "actmat", "wudi", "swudi", "tact", "centered_actmat", "svc",
+        "essential_subspaces",
     ]  # fmt: skip
     fields = ["init", "inputs", "objective", "otherwise", "solver", "stages", "targets"]
     assert all(described.pop(name) == fields for name in solving)
@@ -142,4 +143,5 @@ def test_objectives_and_solvers() -> None:
         "closed_form": [],
         "spectral_filter": ["share", "time"],
         "svc": ["least"],
+        "essential_subspaces": ["power"],
     }

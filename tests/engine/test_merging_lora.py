@@ -637,7 +637,8 @@ def tsv_m(cores: Sequence[Tensor]) -> Tensor:
 
     def nearest(matrix: Tensor) -> Tensor:
         values, vectors = torch.linalg.eigh(matrix.mT @ matrix)
-        return matrix @ (vectors * values.rsqrt()) @ vectors.mT
+        result: Tensor = matrix @ (vectors * values.rsqrt()) @ vectors.mT
+        return result
 
     triples = [torch.linalg.svd(core) for core in cores]
     kept = min(cores[0].shape) // len(cores)

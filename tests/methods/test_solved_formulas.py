@@ -1,5 +1,6 @@
 """Every objective and solver through a whole merge, against systems that are written out."""
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -374,6 +375,19 @@ def test_svc_after_any_merge(init: str) -> None:
         close(delta(merged, name), expected)
 
 
+def test_svc_turns_weights_that_are_stored_the_other_way() -> None:
+    """As GPT-2's are; which way round they are matters."""
+    generator = torch.Generator().manual_seed(0)
+    name = "h.0.attn.c_attn.weight"
+    base, *models = ({name: torch.randn(4, 12, generator=generator).double()} for _ in range(4))
+    merged = matsmerge.merge(models, base, "svc")[name] - base[name]
+    deltas = [m[name] - base[name] for m in models]
+    change = 0.3 * total(deltas)
+    close(merged, calibrated(change.T, [d.T for d in deltas], 1 / 3).T, 1e-9)
+    other = calibrated(change, deltas, 1 / 3)
+    assert float((merged - other).norm() / other.norm()) > 1e-3
+
+
 def test_svc_starts_from_what_the_init_leaves_where_it_has_no_statistics() -> None:
     """One layer's statistics are missing: RegMean averages it, SVC calibrates the average."""
     partial = []
@@ -388,8 +402,66 @@ def test_svc_starts_from_what_the_init_leaves_where_it_has_no_statistics() -> No
     close(delta(merged.state_dict(), name), expected)
 
 
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.5, 0.0, 2.0]])
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(9, 6), (6, 9), (30, 4)])
+def test_essential_subspaces(num_outputs: int, num_inputs: int, weights: list[float]) -> None:
+    """From rows of inputs: principal components of what changes in the layer's outputs."""
+    torch.manual_seed(0)
+    base = torch.nn.Linear(num_inputs, num_outputs).double()
+    models = [copy.deepcopy(base) for _ in weights]
+    rows = [torch.randn(50, num_inputs) @ torch.randn(num_inputs, num_inputs) for _ in weights]
+    rows = [r.double() for r in rows]
+    lefts, rights = [], []
+    counted = [w for w in weights if w != 0]
+    for model, weight, x in zip(models, weights, rows, strict=True):
+        with torch.no_grad():
+            model.weight += 0.1 * torch.randn_like(model.weight)
+        if weight == 0:
+            continue
+        change = weight * (model.weight - base.weight).detach()
+        num = num_outputs // len(counted)
+        _, s, v = torch.linalg.svd(x @ change.T)
+        values = torch.nn.functional.pad(s, (0, num_outputs - len(s)))[:num].square()
+        values[num_inputs:] = 0  # more outputs than that depend on each other
+        raised = (values / values.mean()) ** 0.15
+        raised = raised / raised.mean()
+        lefts.append(v.T[:, :num] @ raised.diag())
+        rights.append(raised.diag() @ v[:num] @ change)
+
+    def evened(matrix: Tensor) -> Tensor:
+        """The mean singular value times A (AᵀA)^(-1/2), on what A is not zero on."""
+        values, vectors = torch.linalg.eigh(matrix.T @ matrix)
+        sizes = values.clamp(min=0).sqrt()
+        sizes = torch.where(sizes > 1e-6 * sizes.max(), sizes, 0)
+        inverse = torch.where(sizes > 0, 1 / sizes, 0)
+        mean = sizes.sum() / min(matrix.shape)
+        result: Tensor = mean * matrix @ vectors @ inverse.diag() @ vectors.T
+        return result
+
+    expected = evened(torch.cat(lefts, 1)) @ evened(torch.cat(rights))
+    statistics = [
+        matsmerge.collect(m, [x], "gram", dtype="float64")
+        for m, x in zip(models, rows, strict=True)
+    ]
+    merged = matsmerge.merge(
+        models, base, "essential_subspaces", statistics=statistics, weights=weights
+    )
+    close(merged["weight"] - base.weight.detach(), expected, 1e-6)
+    plain = matsmerge.merge(models, base, "tsv_m", weights=weights)
+    assert torch.equal(merged["bias"], plain["bias"])
+
+
+def test_essential_subspaces_where_nothing_changed() -> None:
+    copies = [copy.deepcopy(BASE) for _ in range(2)]
+    merged = matsmerge.merge(
+        copies, BASE, "essential_subspaces", statistics=STATISTICS[:2], force=True
+    )
+    assert all(torch.equal(merged[name], values) for name, values in BASE_STATE.items())
+
+
 @pytest.mark.parametrize(
-    "init", ["magmax", "localize_and_stitch", "ace", "swudi", "svc", "tsv_m", "iso_cts"]
+    "init",
+    ["magmax", "localize_and_stitch", "ace", "swudi", "svc", "essential_subspaces", "iso_cts"],
 )
 def test_strong_inits_of_kfac(init: str) -> None:
     """No iterations leave what the init merged; some move from there towards the solution."""

@@ -88,7 +88,7 @@ class Status(Enum):
     FILTERED = (
         "moved as far as the filter lets; more time or more directions move further from the init"
     )
-    CALIBRATED = "its singular values calibrated to the models' changes; no system was solved"
+    COMPUTED = "computed from the models' changes by another rule; no system was solved"
     EXACT = "the init solves the system already; nothing to do"
     HELD_OUT = (
         "stopped where the held-out objective was lowest; more examples allow more iterations"

@@ -18,6 +18,7 @@ from matsmerge.methods.named import (
     CalibratedMerging,
     CenteredActMatMerging,
     DiagonalFisher,
+    EssentialSubspaceMerging,
     FeatureCalibration,
     MatsCross,
     MatsKfac,
@@ -45,6 +46,7 @@ __all__ = [
     "DareLinear",
     "DareTies",
     "DiagonalFisher",
+    "EssentialSubspaceMerging",
     "FeatureCalibration",
     "IsotropicCommon",
     "IsotropicCommonAndSpecific",
@@ -96,4 +98,5 @@ METHODS: Mapping[str, type[Method]] = table(
     TactMerging,
     CenteredActMatMerging,
     CalibratedMerging,
+    EssentialSubspaceMerging,
 )

@@ -49,6 +49,7 @@ class Round:
         found, stage = self.found, self.stage
         d, o, groups = found.num_inputs, found.num_outputs, found.view.num_groups
         iterates = (_ITERATES + num_kept) * 8 * groups * d * o
+        iterates += stage.solver.num_output_matrices * 8 * groups * o * o
         of_inputs = groups * d * d if found.is_dense else 0
         if stage.objective.has_output_factors:
             # Factors as they are, and turned; of the held-out set as well.

@@ -47,6 +47,7 @@ class LayerSolver:
                 x0,
                 partial(self._terms, one, MAIN),
                 partial(self._base, one),
+                tuple(t.weight for t in self.work.sites[one.parameter].tasks if t.weight != 0),
                 held_out,
                 self.work.keep if iterates else (),
                 self._stored(one),

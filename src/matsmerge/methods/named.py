@@ -11,10 +11,12 @@ from matsmerge.methods.parts import InitPart, ObjectivePart, SolverPart
 from matsmerge.methods.solvers import (
     ClosedForm,
     ConjugateGradients,
+    EssentialSubspaces,
     SingularValueCalibration,
     SpectralFilter,
 )
 from matsmerge.methods.task_arithmetic import TaskArithmetic
+from matsmerge.methods.tsv_m import TaskSingularVectors
 
 
 class DiagonalFisher(Mats):
@@ -178,4 +180,20 @@ class CalibratedMerging(Mats):
 
     objective: ObjectivePart = Identity()
     solver: SolverPart = SingularValueCalibration()
+    otherwise: Otherwise = "init"
+
+
+class EssentialSubspaceMerging(Mats):
+    """Changes made orthogonal to each other in the directions in which they show on data.
+
+    As TSV-M, which all other weights get, with principal components of Δ_m's outputs in the place
+    of singular vectors: what ESM (Li et al., 2026, arXiv:2606.19164) does with each weight alone.
+    """
+
+    name = "essential_subspaces"
+    chooses_for_adapters = False
+
+    init: InitPart = TaskSingularVectors()
+    objective: ObjectivePart = Gram()
+    solver: SolverPart = EssentialSubspaces()
     otherwise: Otherwise = "init"

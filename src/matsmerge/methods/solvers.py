@@ -27,8 +27,9 @@ from matsmerge.linalg.eigenbasis import (
     is_worth_it,
     solve_by_flow,
 )
+from matsmerge.linalg.essential_subspaces import merge_in_subspaces
 from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_pair
-from matsmerge.linalg.operators import Diagonal, Gram, Identity, Operator
+from matsmerge.linalg.operators import Diagonal, Gram, Identity, Operator, Paired
 from matsmerge.linalg.system import Limits, Solution, Status, System, rate
 from matsmerge.methods.objectives.objective import Found, Objective
 from matsmerge.methods.options import Options, table
@@ -45,6 +46,7 @@ class Problem:
     start: Tensor  # X0
     load_terms: Callable[[], Iterator[tuple[Operator, Tensor]]]  # every model's C_m and W_m
     load_base: Callable[[], Tensor]
+    weights: tuple[float, ...]  # of the models, which their C_m have been multiplied by
     held_out: System | None = None
     keep: tuple[int, ...] = ()  # iterations whose iterates are wanted
     stored: torch.dtype = torch.float32  # precision of the statistics
@@ -58,6 +60,7 @@ class Solver(Options, ABC):
     iterates: ClassVar[bool] = False
     needs_base: ClassVar[bool] = False
     for_vectors: ClassVar[bool] = True  # has it a meaning for (IA)^3 and other scales?
+    num_output_matrices: ClassVar[int] = 0  # (out, out), that it holds at once
 
     @property
     def uses_held_out(self) -> bool:
@@ -276,9 +279,52 @@ class SingularValueCalibration(Solver):
         base = problem.load_base()
         changes = (weights - base for _, weights in problem.load_terms())
         correction = calibrate(problem.start - base, changes, self.least)
-        return rate(problem.system, correction, Status.CALIBRATED)
+        return rate(problem.system, correction, Status.COMPUTED)
+
+
+class EssentialSubspaces(Solver):
+    """No way to a solution but another merge: in the directions in which changes show on data.
+
+    The directions of outputs in which a change does most to the layer's data, for each model as
+    many as its share, are made orthogonal to each other as TSV-M does with singular vectors. What
+    the released code of ESM (Li et al., 2026, arXiv:2606.19164) does for each weight of RoBERTa. It
+    then scales each weight by the sizes of others of its kind, which is not done here. For linear
+    layers.
+    """
+
+    name = "essential_subspaces"
+    needs_base = True
+    for_vectors = False
+    num_output_matrices = 9
+
+    power: float = Field(
+        0.15, allow_inf_nan=False, ge=0, description="how much the leading directions are raised"
+    )
+
+    def refusal(self, objective: Objective, num_products: int) -> str | None:  # noqa: ARG002
+        if objective.has_output_factors or objective.for_vectors:
+            return (
+                "essential subspaces are those of outputs, from second moments of inputs, and the "
+                f"objective is {objective.name}; use gram"
+            )
+        return None
+
+    def has_use_for(self, found: Found) -> bool:
+        return found.view.seen in ("linear", "conv1d")
+
+    def solve(self, problem: Problem) -> Solution:
+        base, weights = problem.load_base(), problem.weights
+
+        def terms() -> Iterator[tuple[Tensor, Tensor]]:
+            for (operator, own), weight in zip(problem.load_terms(), weights, strict=True):
+                covariance = operator.own if isinstance(operator, Paired) else operator
+                change = weight * (own - base)
+                yield change, covariance(change) @ change.mT
+
+        merged = base + merge_in_subspaces(terms(), len(weights), self.power)
+        return rate(problem.system, merged - problem.start, Status.COMPUTED)
 
 
 SOLVERS: Mapping[str, type[Solver]] = table(
-    ConjugateGradients, ClosedForm, SpectralFilter, SingularValueCalibration
+    ConjugateGradients, ClosedForm, SpectralFilter, SingularValueCalibration, EssentialSubspaces
 )
