@@ -17,7 +17,7 @@ from matsmerge.linalg.system import Solution, System, make_system
 from matsmerge.methods.layer import LayerWork, Round
 from matsmerge.methods.objectives.objective import Part
 from matsmerge.methods.site import MergedSite
-from matsmerge.methods.solvers import Problem
+from matsmerge.methods.solver import Problem
 from matsmerge.statistics.statistics import HELD_OUT, MAIN
 
 _DIGITS = 7  # of the numbers in a trace

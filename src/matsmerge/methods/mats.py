@@ -15,6 +15,7 @@ from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.average import Average
 from matsmerge.methods.layer import Layer, ParameterHeader, find_layers
 from matsmerge.methods.layer_solution import LayerSolver
+from matsmerge.methods.merge_steps import SingularValueCalibration
 from matsmerge.methods.method import Measuring, Method, merge_whole
 from matsmerge.methods.objectives.fisher import BlockFisher
 from matsmerge.methods.objectives.gram import Gram
@@ -28,7 +29,7 @@ from matsmerge.methods.parts import (
     Stage,
 )
 from matsmerge.methods.site import Grain, MergedSite, Site, Task
-from matsmerge.methods.solvers import ConjugateGradients, SingularValueCalibration
+from matsmerge.methods.solvers import ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
 Inputs = Annotated[

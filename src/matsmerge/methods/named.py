@@ -2,19 +2,14 @@
 
 from matsmerge.methods.average import Average
 from matsmerge.methods.mats import Inputs, Mats, Otherwise, Targets
+from matsmerge.methods.merge_steps import EssentialSubspaces, SingularValueCalibration
 from matsmerge.methods.objectives.fisher import Fisher
 from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.identity import Identity
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.parts import InitPart, ObjectivePart, SolverPart
-from matsmerge.methods.solvers import (
-    ClosedForm,
-    ConjugateGradients,
-    EssentialSubspaces,
-    SingularValueCalibration,
-    SpectralFilter,
-)
+from matsmerge.methods.solvers import ClosedForm, ConjugateGradients, SpectralFilter
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 from matsmerge.methods.tsv_m import TaskSingularVectors
 

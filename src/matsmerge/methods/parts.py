@@ -22,7 +22,8 @@ from matsmerge.methods.objectives import OBJECTIVES
 from matsmerge.methods.objectives.gram import Gram
 from matsmerge.methods.objectives.objective import Objective
 from matsmerge.methods.options import Options, written
-from matsmerge.methods.solvers import SOLVERS, ConjugateGradients, Solver
+from matsmerge.methods.solver import Solver
+from matsmerge.methods.solvers import SOLVERS, ConjugateGradients
 
 
 def tables() -> Mapping[str, Mapping[str, type[Options]]]:
