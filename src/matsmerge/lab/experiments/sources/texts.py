@@ -11,7 +11,11 @@ MAX_CHARACTERS = 600  # far more than models of this size are given
 
 
 def write_texts(
-    read: Callable[[], Iterable[tuple[str, str]]], folder: Path, *, num_rows: int | None = None
+    read: Callable[[], Iterable[tuple[str, str]]],
+    folder: Path,
+    *,
+    num_rows: int | None = None,
+    max_characters: int = MAX_CHARACTERS,
 ) -> None:
     """Texts and labels as `data.jsonl`, at most so many, in a random order always the same.
 
@@ -20,7 +24,7 @@ def write_texts(
     """
     labels = defaultdict(set)
     for text, label in read():
-        labels[" ".join(text.split())[:MAX_CHARACTERS].strip()].add(label)
+        labels[" ".join(text.split())[:max_characters].strip()].add(label)
     chosen = [(text, *found) for text, found in labels.items() if text and len(found) == 1]
     random.Random(0).shuffle(chosen)
     folder.mkdir(parents=True, exist_ok=True)
