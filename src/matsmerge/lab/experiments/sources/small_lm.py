@@ -34,7 +34,7 @@ _NUM_REPEATED = 60_000  # lists of words
 _MAX_CHARACTERS = 200  # of a post
 
 
-def small_lm(folder: Path, *, num_steps: int = 300, batch_size: int = 8, seed: int = 0) -> None:
+def small_lm(folder: Path, *, num_steps: int = 1000, batch_size: int = 8, seed: int = 0) -> None:
     """The model folder, with its tokenizer."""
     transformers = import_optional("transformers")
     texts = list(_texts())
