@@ -193,25 +193,6 @@ def test_targets_must_be_the_same_everywhere(bert: Family) -> None:
         bert.merge("featcal", init="average", overrides=other)
 
 
-def test_passes_end_where_nothing_more_is_needed(
-    bert: Family, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a block's four groups of layers the first runs nothing of it, the last nearly all."""
-    merge_calls: list[str] = []
-    plain = torch.nn.Linear.forward
-
-    def counted(self: torch.nn.Linear, x: Tensor) -> Tensor:
-        merge_calls.append("")
-        return plain(self, x)
-
-    monkeypatch.setattr(torch.nn.Linear, "forward", counted)
-    bert.merge("featcal", init="average")
-    with_pairs = len(merge_calls)
-    merge_calls.clear()
-    bert.merge("featcal", init="average", targets="weights")
-    assert with_pairs < 8 * len(merge_calls)
-
-
 def test_statistics_are_collected_where_there_are_none(
     bert: Family, own_statistics: list[Any]
 ) -> None:

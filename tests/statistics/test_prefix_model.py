@@ -33,9 +33,10 @@ import matsmerge
 from matsmerge.data.rows import Data
 from matsmerge.statistics.collection_options import make_options
 from matsmerge.statistics.joined_statistics import put_together, with_own
-from matsmerge.statistics.prefix_model import PrefixModel, TaskData
+from matsmerge.statistics.prefix_model import PrefixModel
 from matsmerge.statistics.prepared_collection import Choice, prepare
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Map, Origin, Statistics, in_memory
+from matsmerge.statistics.task_data import TaskData
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.task import Encoded, Task

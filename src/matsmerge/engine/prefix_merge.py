@@ -15,6 +15,7 @@ from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.site import Measured
 from matsmerge.progress import Progress
 from matsmerge.statistics.collection_run import Output
+from matsmerge.statistics.held_tensors import Room
 from matsmerge.statistics.prefix_model import PrefixModel, Seen
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics_file import open_statistics
@@ -95,7 +96,9 @@ class PrefixMerge:
         last, _ = max(jobs)
         sections = dict(enumerate(self.running.outline.sections[: last + 1]))
         advancing = {n for n, s in sections.items() if s.block is not None and n < last}
-        passes = [number for number, _ in jobs if number in sections] + [*advancing]
+        own = {n for n, s in sections.items() if self._runs_own(s)}
+        own &= advancing | {number for number, _ in jobs}
+        passes = [number for number, _ in jobs if number in sections] + [*advancing, *own]
         num_bytes = (
             task.num_bytes(self._own(sections[number])) for number in passes for task in self.tasks
         )
@@ -103,8 +106,9 @@ class PrefixMerge:
         done: set[str] = set()
 
         def merge(turn: Turn, evidence: tuple[Evidence, ...]) -> Iterator[Receipt]:
-            own = replace(worker, evidence=evidence)
-            function = partial(own.merge, measured=measured, sinks=sinks)
+            function = partial(
+                replace(worker, evidence=evidence).merge, measured=measured, sinks=sinks
+            )
             for receipt in executor.map(function, jobs.get(turn, [])):
                 yield receipt
                 progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
@@ -115,24 +119,36 @@ class PrefixMerge:
             self.running.put(names, lambda name: merged[self.names[name]])
 
         yield from merge(_ANY_TIME, self.evidence)
+        room = self._room(plan, executor)
         for task in self.tasks:
-            task.data.begin()
+            task.data.begin(room)
         for number, section in sections.items():
-            for turn in sorted(turn for turn in jobs if turn[0] == number):
+            turns = sorted(turn for turn in jobs if turn[0] == number)
+            for task in self.tasks if number in own else ():
+                modules = {module for turn in turns for module in self.groups[turn]}
+                self._run_own(section, task, modules, progress)
+            for turn in turns:
                 put_merged(section)
+                unsettled = [n for n in self._merged(section) if self.names[n] not in done]
                 yield from merge(
-                    turn, tuple(self._collect(turn, task, progress) for task in self.tasks)
+                    turn,
+                    tuple(self._collect(turn, task, unsettled, progress) for task in self.tasks),
                 )
+                for task in self.tasks:
+                    task.data.own_inputs.forget(self.groups[turn])
             put_merged(section)
-            for task in self.tasks if number in advancing else ():
-                seen = self._seen(section, task, progress)
-                self.running.put(task.heads, task.load)
-                self.running.advance(section, task.data, seen)
-                if self.matches_outputs:
-                    own = self.running.values_like(self._on_the_way(section), task.load)
-                    self.running.advance(section, task.data, own=own)
+            for task in self.tasks:
+                if number in advancing:
+                    self.running.put(task.heads, task.load)
+                    self.running.advance(section, task.data, self._seen(section, task, progress))
+                task.data.end_section()
         for task in self.tasks:
             task.data.begin()
+
+    def _room(self, plan: Plan, executor: Executor) -> Room:
+        """The memory that is left for what has been reached, beside the model and a job."""
+        num_bytes = plan.peak_bytes(1) + self.running.num_bytes
+        return Room(max(0, executor.max_bytes - num_bytes))
 
     def _with_statistics(self, task: PrefixTask, path: Path, progress: Progress) -> PrefixTask:
         """A task with statistics of its model, which are in a file meanwhile."""
@@ -142,21 +158,39 @@ class PrefixMerge:
         own = Evidence(task.label, open_statistics(path), task.model.names)
         return replace(task, own=own)
 
-    def _collect(self, turn: Turn, task: PrefixTask, progress: Progress) -> Evidence:
+    def _runs_own(self, section: Section) -> bool:
+        """Whether layers of a section are compared with what each model's own receive."""
+        return self.matches_outputs and not section.is_whole
+
+    def _run_own(
+        self, section: Section, task: PrefixTask, modules: set[str], progress: Progress
+    ) -> None:
+        """Run a section of a task's own model, and note what linear maps receive."""
+        own = self.running.values_like(self._on_the_way(section), task.load)
+        self.running.put(task.heads, task.load)
+        maps = [module for module in self.running.maps_of(section) if module in modules]
+        seen = self._seen(section, task, progress)
+        self.running.run_own(section, task.data, own, maps, seen)
+
+    def _collect(
+        self, turn: Turn, task: PrefixTask, unsettled: Sequence[str], progress: Progress
+    ) -> Evidence:
         """A task's statistics of what is merged in a turn."""
         section = self.running.outline.sections[turn[0]]
-        is_paired = self.matches_outputs and not section.is_whole
-        own = None
-        if is_paired:
-            own = self.running.values_like(self._on_the_way(section), task.load)
-        else:
+        are_paired = self._runs_own(section)
+        if not are_paired:
             self.running.put(self._own(section), task.load)
         self.running.put(task.heads, task.load)
-        group = self.groups.get(turn, ()) if is_paired else ()
-        seen = self._seen(section, task, progress)
         with naming(task.label):
             inputs = self.running.collect(
-                section, task.data, task.names, task.options, seen, own=own, group=group
+                section,
+                task.data,
+                task.names,
+                task.options,
+                self._seen(section, task, progress),
+                are_paired=are_paired,
+                group=self.groups.get(turn, ()) if are_paired else (),
+                unsettled=unsettled if are_paired else None,
             )
         return task.evidence(inputs)
 

@@ -15,7 +15,8 @@ from matsmerge.models.pretrained import choose_dtype
 from matsmerge.problems import noted
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.statistics.joined_statistics import put_together, without_values
-from matsmerge.statistics.prefix_model import PrefixModel, TaskData
+from matsmerge.statistics.prefix_model import PrefixModel
+from matsmerge.statistics.task_data import TaskData
 from matsmerge.tasks.loaded_model import LoadedModel
 from matsmerge.tasks.splits import read_split
 

@@ -33,7 +33,7 @@ class Subject:
     maps: Sequence[LinearMap]
     totals: Mapping[str, Totals]
     shared: SharedInputs
-    own_inputs: OwnInputs | None = None  # of another pass, for statistics of pairs
+    own_inputs: OwnInputs | None = None  # of a model's own, for statistics of pairs
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,7 @@ class InputWatch:
             def receive(_: nn.Module, args: Any, kwargs: Any, m: LinearMap = m) -> None:
                 if not self.is_watching:
                     return
-                x, own = first_argument(args, kwargs), self._subject.own_inputs
-                if own is not None and own.is_recording:
-                    own.note(m.name, x)
-                    return
+                x = first_argument(args, kwargs)
                 leader = self._subject.shared.receive(m.name, x)
                 if leader is not None:
                     self._count(leader, x)
@@ -114,7 +111,9 @@ class InputWatch:
             for kind in self._kinds_of(m)
         }
         own = self._subject.own_inputs
-        beside = repeat(None) if own is None else (r for r, _ in self._rows_of(m, own.take(name)))
+        beside: Iterator[Tensor | None] = repeat(None)
+        if own is not None and any(kind.is_paired for kind in sums):
+            beside = (rows for rows, _ in self._rows_of(m, own.take(name).to(x.device)))
         for (rows, real), others in zip(self._rows_of(m, x), beside, strict=False):
             for kind, total in sums.items():
                 if kind.is_paired and others is not None:

@@ -8,115 +8,37 @@ are the model's own, and a layer should output what the model's would for the sa
 
 There is one model in memory, into which weights are put as they are needed. Of each batch the
 output of the last block is held, in the merged model and in the task's own; blocks that are done
-give it back instead of running, as quantisers do that go block by block. A section thus costs what
-is outside of the blocks and one block, not the whole model.
+give it back instead of running, as quantisers do that go block by block, and so do modules of a
+block whose layers are all merged. A section thus costs what is outside of the blocks and one block:
+one pass of it with the task's own weights, which notes what every layer receives, and with the
+merged ones about one more, a layer at a time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_flatten
 
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError
-from matsmerge.statistics.collection import Collection
+from matsmerge.statistics.collection import Collection as StatisticsCollection
 from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.finished_modules import FinishedModules, find_finished, watch_calls
 from matsmerge.statistics.joined_statistics import without_values
 from matsmerge.statistics.kinds.gram_matrix import GRAM
 from matsmerge.statistics.kinds.paired_moments import PAIRS
-from matsmerge.statistics.own_inputs import OwnInputs
+from matsmerge.statistics.linear_maps import LinearMap, find_linear_map
+from matsmerge.statistics.partial_passes import PartialPasses, Values
 from matsmerge.statistics.sections import Outline, Section, Trace, find_sections, trace
-from matsmerge.statistics.statistics import Map, Origin, Statistics
+from matsmerge.statistics.statistics import Map, Statistics
+from matsmerge.statistics.task_data import TaskData
 from matsmerge.tasks.batch import Batch
-from matsmerge.tasks.task import Encoded, Task
 
 # Told of the examples that have gone through a section.
 Seen = Callable[[int], None]
-Values = Mapping[str, Tensor]
-Way = Literal["merged", "own"]  # through the merged blocks, or through those of the task's model
-
-
-class _EndOfSectionError(Exception):
-    """Raised to end a forward pass where a section ends; carries what was reached."""
-
-    def __init__(self, value: Any) -> None:
-        super().__init__()
-        self.value = value
-
-
-@dataclass
-class TaskData:
-    """One task's examples in batches, and how far the merged model has brought them."""
-
-    task: Task[Any]
-    batches: Sequence[tuple[str, Sequence[Encoded]]]  # each with the set it goes to
-    model: Origin
-    data: Origin
-    # For each way and batch, by stack: the output of the stack's last block that is done.
-    reached: dict[Way, list[dict[str, Any]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._places = {
-            example.number: (number, position)
-            for number, (_, batch) in enumerate(self.batches)
-            for position, example in enumerate(batch)
-        }
-        self._starts: dict[int, Sequence[int]] = {}
-        self.begin()
-
-    def begin(self) -> None:
-        """Go back to before the first block."""
-        self.reached = {"merged": [{} for _ in self.batches], "own": [{} for _ in self.batches]}
-
-    @property
-    def num_examples(self) -> int:
-        return len(self._places)
-
-    @property
-    def num_held_bytes(self) -> int:
-        return sum(leaf.nbytes for leaf in _tensors(self.reached))
-
-    def first(self, num_examples: int) -> "TaskData":
-        """Some examples of the first batch, as one batch."""
-        to, batch = self.batches[0]
-        return TaskData(self.task, [(to, batch[:num_examples])], self.model, self.data)
-
-    def collated(self) -> Iterator[tuple[str, Batch]]:
-        for to, batch in self.batches:
-            yield to, self.task.collate(batch)
-
-    def hold(self, way: Way, batch: Batch, stack: str, output: Any) -> None:
-        """Keep what a block gave for a whole batch, in the machine's own memory."""
-        number, _ = self._places[batch.examples[0]]
-        self._starts[number] = batch.first_sequences
-        self.reached[way][number][stack] = tree_map(
-            lambda leaf: leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf, output
-        )
-
-    def held_for(self, way: Way, batch: Batch, device: torch.device) -> dict[str, Any]:
-        """What is held for a batch, or for some examples of one; copies, to be done with freely."""
-        places = [self._places[number] for number in batch.examples]
-        number = places[0][0]
-        if not self.reached[way][number]:
-            return {}
-        starts = self._starts[number]
-        positions = [position for _, position in places]
-        is_whole = positions == list(range(len(starts) - 1))
-        chosen = [s for p in positions for s in range(starts[p], starts[p + 1])]
-
-        def copied(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor):
-                return leaf
-            if not is_whole and leaf.ndim and len(leaf) == starts[-1]:
-                leaf = leaf[chosen]
-            return leaf.to(device, copy=True)
-
-        held = self.reached[way][number]
-        return {stack: tree_map(copied, output) for stack, output in held.items()}
 
 
 class PrefixModel:
@@ -127,12 +49,23 @@ class PrefixModel:
         for module in model.modules():  # what a cache holds would be of blocks that do not run
             if getattr(getattr(module, "config", None), "use_cache", False):
                 module.config.use_cache = False  # type: ignore[union-attr]
-        self._tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-        self._held: dict[str, Any] = {}
-        self.notes: list[str] = []  # what the user should know of how statistics are collected
         seen = self._trace(data)
         self.outline: Outline = find_sections(model, seen)
         self._calls = [module for module, is_entered in seen.events if is_entered]
+        self._passes = PartialPasses(model, self.outline, self._find_finished(data))
+        self._tensors = self._passes.tensors
+        self.notes: list[str] = []  # what the user should know of how statistics are collected
+
+    def _find_finished(self, data: TaskData) -> FinishedModules:
+        [(_, several)] = data.collated()
+        calls = [
+            (watch_calls(self.model, partial(self._run_plain, batch)), batch.first_sequences[-1])
+            for batch in (several, several.take([0]))
+        ]
+        return find_finished(self.model, calls)
+
+    def _run_plain(self, batch: Batch) -> Any:
+        return self.model(**batch.to(self._device).inputs)
 
     def put(self, tensors: Iterable[str], load: Callable[[str], Tensor]) -> None:
         """Put values in place of a parameter's or buffer's own."""
@@ -162,64 +95,103 @@ class PrefixModel:
         options: CollectionOptions,
         seen: Seen = lambda _: None,
         *,
-        own: Values | None = None,
+        are_paired: bool = False,
         group: Sequence[str] = (),
+        unsettled: Collection[str] | None = None,
     ) -> Statistics:
         """Second moments of a section on what has been reached, with the values it has now.
 
-        `names` are the names of the model's parameters in the statistics. With a task's `own`
-        values, moments of what its maps receive with these are taken as well. A `group` is what
-        statistics are wanted of, and nothing after it is run. Weights that several sections use
-        are needed before it is known what they will receive in the merged model; theirs is what
-        they receive in the model as it is.
+        `names` are the names of the model's parameters in the statistics. Where they `are_paired`,
+        moments are taken beside what maps received in the task's own model, which `run_own` noted.
+        A `group` is what statistics are wanted of, and nothing after it is run. Modules of a block
+        that have none of the `unsettled` tensors, which will still change, run once only. Weights
+        that several sections use are needed before it is known what they will receive in the
+        merged model; theirs is what they receive in the model as it is.
         """
         wanted = {
             name: names[name]
             for name in section.tensors
             if name in names and (not group or name.rpartition(".")[0] in group)
         }
-        beside = None if own is None else OwnInputs()
-        if own is not None:
+        own = data.own_inputs if are_paired else None
+        if are_paired:
             options = options.model_copy(update={"statistics": (GRAM.name, PAIRS.name)})
 
         def run(_: nn.Module, batch: Batch) -> Any:
-            if own is not None and beside is not None:
-                with beside.recording(), self._with(own):
-                    self._run("own", data, batch)
-            return self._run("merged", data, batch)
+            if own is not None:
+                own.show(data.part_of(batch))
+            return self._passes.run("merged", data, batch)
 
-        collection = Collection(self.model, options, run, wanted, beside)
-        with self._until(section, self._last_of(group)), collection.running():
+        collection = StatisticsCollection(self.model, options, run, wanted, own)
+        shared = self._ending_with(group)
+        last = shared[-1].name if shared else None
+        with (
+            self._passes.until(section, shared),
+            self._passes.replaying(section, unsettled, last),
+            collection.running(),
+        ):
             for to, batch in data.collated():
                 seen(collection.add(batch, to))
             self.notes += [note for note in collection.notes if note not in self.notes]
             return collection.statistics(data.model, (data.data,))
 
-    def _last_of(self, group: Sequence[str]) -> str | None:
-        """The map with whose call a pass may end: the last one, if each is called once."""
-        if not group or any(self._calls.count(module) != 1 for module in group):
-            return None
-        return max(group, key=self._calls.index)
+    def _ending_with(self, group: Sequence[str]) -> list[LinearMap]:
+        """Maps of a group with whose last call a pass may end: if each is called once."""
+        if any(self._calls.count(module) != 1 for module in group):
+            return []
+        ordered = sorted(group, key=self._calls.index)
+        found = [find_linear_map(name, self.model.get_submodule(name)) for name in ordered]
+        return [m for m in found if m is not None]
 
-    def advance(
+    def advance(self, section: Section, data: TaskData, seen: Seen = lambda _: None) -> None:
+        """Run a block as it is now on what has been reached, and hold what it gives."""
+        assert section.block is not None
+        with self._passes.until(section), self._passes.replaying(section), torch.no_grad():
+            for _, batch in data.collated():
+                output = self._passes.run("merged", data, batch.to(self._device))
+                data.hold("merged", batch, self.outline.blocks[section.start].stack, output)
+                seen(len(batch.examples))
+
+    def run_own(
         self,
         section: Section,
         data: TaskData,
+        own: Values,
+        modules: Iterable[str],
         seen: Seen = lambda _: None,
-        *,
-        own: Values | None = None,
     ) -> None:
-        """Run a block on what has been reached, and hold what it gives.
+        """Run a section with a task's own values on what has been reached with these.
 
-        As it is now, or with a task's own values on what has been reached with these.
+        What linear maps receive, of these modules, is noted beside, and what a block gives is held.
         """
-        assert section.block is not None
-        way: Way = "merged" if own is None else "own"
-        with self._until(section), self._with(own or {}), torch.no_grad():
-            for _, batch in data.collated():
-                output = self._run(way, data, batch.to(self._device))
-                data.hold(way, batch, self.outline.blocks[section.start].stack, output)
+        number = 0
+
+        def note(name: str, x: Tensor) -> None:
+            data.own_inputs.note(number, name, x)
+
+        with (
+            self._passes.until(section),
+            self._passes.using(own),
+            self._passes.receiving(modules, note),
+            torch.no_grad(),
+        ):
+            for number, (_, batch) in enumerate(data.collated()):  # noqa: B007 - for `note`
+                output = self._passes.run("own", data, batch.to(self._device))
+                data.own_inputs.end_batch()
+                if section.block is not None:
+                    data.hold("own", batch, self.outline.blocks[section.start].stack, output)
                 seen(len(batch.examples))
+
+    def maps_of(self, section: Section) -> list[str]:
+        """The modules of a section that are linear maps of rows."""
+        found = (find_linear_map(name, module) for name, module in self.model.named_modules())
+        return [
+            m.name
+            for m in found
+            if m is not None
+            and m.layout != "embedding"
+            and any(self._tensors[name] is m.weight for name in section.tensors)
+        ]
 
     def rehearse(
         self,
@@ -243,19 +215,74 @@ class PrefixModel:
             if section.block is not None:
                 self._check(section, data, part, of_part[section.block][0])
                 self._check(section, data, batch, of_whole[section.block][0])
-            own: Values | None = None if section.is_whole or not are_paired else {}
-            found.append(without_values(self.collect(section, data, names, options, own=own)))
+                expected = [(part, of_part[section.block][0]), (batch, of_whole[section.block][0])]
+                self._try_replaying(section, data, expected)
+            is_beside = are_paired and not section.is_whole
+            if is_beside:
+                self.run_own(section, data, {}, self.maps_of(section))
+                self._check_own_inputs(section, data, part)
+            statistics = self.collect(section, data, names, options, are_paired=is_beside)
+            found.append(without_values(statistics))
             if section.block is not None:
                 self.advance(section, data)
-                if are_paired:
-                    self.advance(section, data, own={})
+            data.end_section()
         return found
+
+    def _try_replaying(
+        self, section: Section, data: TaskData, expected: Sequence[tuple[Batch, Any]]
+    ) -> None:
+        """Have no module of a block give back what it gave if the block then gives other values."""
+        assert section.block is not None
+        last_batch, of_last = expected[-1]  # all of the data; what modules give for it is held
+        try:
+            with (
+                self._passes.until(section),
+                self._passes.replaying(section, ()),
+                torch.no_grad(),
+            ):
+                is_same = all(
+                    _is_close(self._passes.run("merged", data, batch.to(self._device)), output)
+                    for batch, output in ((last_batch, of_last), *expected)
+                )
+        except (RuntimeError, ValueError, IndexError, TypeError):
+            is_same = False
+        data.end_section()
+        if not is_same:
+            self._passes.finished = self._passes.finished.without(section.block)
+
+    def _check_own_inputs(self, section: Section, data: TaskData, part: Batch) -> None:
+        """Refuse maps whose inputs for one example are not a part of those for several.
+
+        The values are the same on both ways here, and so must be what maps receive.
+        """
+        wrong: list[str] = []
+
+        def compare(name: str, x: Tensor) -> None:
+            if not _is_close(x, data.own_inputs.take(name)):
+                wrong.append(name)
+
+        data.own_inputs.show(data.part_of(part))
+        try:
+            modules = self.maps_of(section)
+            with (
+                self._passes.until(section),
+                self._passes.receiving(modules, compare),
+                torch.no_grad(),
+            ):
+                self._passes.run("merged", data, part.to(self._device))
+        except (RuntimeError, IndexError) as error:
+            wrong.append(f"{section.title} ({first_line(error)})")
+        if wrong:
+            raise DataError(
+                f"{type(self.model).__name__}: what '{wrong[0]}' receives for an example is not a "
+                "part of what it receives for several; use inputs: own, or targets: weights"
+            )
 
     def _check(self, section: Section, data: TaskData, batch: Batch, expected: Any) -> None:
         """Refuse a block that replayed gives other than what is expected."""
         try:
-            with self._until(section), torch.no_grad():
-                output = self._run("merged", data, batch.to(self._device))
+            with self._passes.until(section), torch.no_grad():
+                output = self._passes.run("merged", data, batch.to(self._device))
             reason = "gives other values"
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             output, reason = None, first_line(error)
@@ -271,7 +298,7 @@ class PrefixModel:
 
     def _trace_batch(self, data: TaskData, batch: Batch) -> Trace:
         try:
-            return trace(self.model, lambda: self.model(**batch.to(self._device).inputs))
+            return trace(self.model, partial(self._run_plain, batch))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:
             raise DataError(
                 f"{data.data.name}: cannot be shown to a {type(self.model).__name__}, the class of "
@@ -280,79 +307,16 @@ class PrefixModel:
             ) from error
 
     @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors.values())
+
+    @property
     def dtype(self) -> torch.dtype:
         return next(self.model.parameters()).dtype
 
     @property
     def _device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    def _run(self, way: Way, data: TaskData, batch: Batch) -> Any:
-        """Run the model on what has been reached, until the section ends."""
-        self._held = data.held_for(way, batch, self._device)
-        try:
-            return self.model(**batch.inputs)
-        except _EndOfSectionError as end:
-            return end.value
-        finally:
-            self._held = {}
-
-    @contextmanager
-    def _with(self, values: Values) -> Iterator[None]:
-        """Have the model use other values for a while; nothing is copied."""
-        kept = {name: self._tensors[name].data for name in values}
-        for name, value in values.items():
-            self._tensors[name].data = value
-        try:
-            yield
-        finally:
-            for name, value in kept.items():
-                self._tensors[name].data = value
-
-    @contextmanager
-    def _until(self, section: Section, last: str | None = None) -> Iterator[None]:
-        """Have blocks before a section give what is held, and forward passes end with it.
-
-        Or end with the call of its `last` module, when that has received its input.
-        """
-        blocks = self.outline.blocks
-        changed: dict[str, Callable[..., Any]] = {
-            block.module: self._replay(block.stack) for block in blocks[: section.start]
-        }
-        if section.block is not None:
-            changed[section.block] = _run_and_end(self.model.get_submodule(section.block))
-        elif section.start < len(blocks) and not section.is_whole:
-            changed[blocks[section.start].module] = _end
-        if last is not None:
-            changed[last] = _end
-        modules = {name: self.model.get_submodule(name) for name in changed}
-        for name, forward in changed.items():
-            vars(modules[name])["forward"] = forward
-        try:
-            yield
-        finally:
-            for module in modules.values():
-                del vars(module)["forward"]
-
-    def _replay(self, stack: str) -> Callable[..., Any]:
-        def give(*_: Any, **__: Any) -> Any:
-            # All merged blocks of a stack give what the last one gave: only that is looked at.
-            return self._held[stack]
-
-        return give
-
-
-def _run_and_end(module: nn.Module) -> Callable[..., Any]:
-    own = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        raise _EndOfSectionError(own(*args, **kwargs))
-
-    return forward
-
-
-def _end(*args: Any, **kwargs: Any) -> Any:
-    raise _EndOfSectionError((args, kwargs))
 
 
 def _tensors(tree: Any) -> list[Tensor]:
