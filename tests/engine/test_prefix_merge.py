@@ -500,38 +500,36 @@ class Noted(Progress):
         self.done += amount
 
 
-def test_an_interrupted_merge_leaves_nothing_to_mix_up(
+class Stopping(LocalExecutor):
+    """Lets the user stop it before it maps for the fourth time, in the second block."""
+
+    num_maps = 0
+
+    def map(self, function: Any, jobs: Any) -> Any:
+        self.num_maps += 1
+        if self.num_maps == 4:
+            raise KeyboardInterrupt
+        return super().map(function, jobs)
+
+
+def test_an_interrupted_merge_goes_on_or_begins_anew(
     bert: Family, merged: State, tmp_path: Path
 ) -> None:
-    class Stopping(LocalExecutor):
-        """Lets the user stop it in the second block."""
-
-        num_maps = 0
-
-        def map(self, function: Any, jobs: Any) -> Any:
-            self.num_maps += 1
-            if self.num_maps == 4:
-                raise KeyboardInterrupt
-            return super().map(function, jobs)
-
     prepared = prepare(make_recipe(recipe_of(bert)))
     # One block's output for each token, with padding.
     num_tokens = sum(len(texts) * max(2 + len(t.split()) for t in texts) for texts in TEXTS)
     assert prepared.prefix is not None
     assert prepared.prefix.num_held_bytes == num_tokens * 16 * 8
     target = tmp_path / "out"
-    with pytest.raises(KeyboardInterrupt):
-        merge_to_folder(prepared, target, RunOptions(Stopping()))
-    assert not list(tmp_path.iterdir())
-    # A run that was killed leaves its files; they are never continued.
-    staging_path(target).mkdir()
-    (staging_path(target) / "journal.jsonl").write_text("")
-    with pytest.raises(matsmerge.OutputError, match="cannot be continued.*--overwrite"):
-        merge_to_folder(prepared, target, RunOptions(resume=True))
-    # The same preparation serves again, from the beginning.
-    progress = Noted()
-    merge_to_folder(prepared, target, RunOptions(overwrite=True, progress=progress))
-    assert progress.announced["merging block after block"] == progress.done
-    written = matsmerge.open_checkpoint(target)
-    for name in written.specs:
-        assert torch.equal(written[name], merged[name]), name
+    for again in ({"resume": True}, {"overwrite": True}):
+        with pytest.raises(KeyboardInterrupt):
+            merge_to_folder(prepared, target, RunOptions(Stopping(), overwrite=True))
+        assert staging_path(target).exists()
+        # The same preparation serves again, from the beginning.
+        progress = Noted()
+        merge_to_folder(prepared, target, RunOptions(progress=progress, **again))
+        assert progress.announced["merging block after block"] == progress.done
+        written = matsmerge.open_checkpoint(target)
+        for name in written.specs:
+            assert torch.equal(written[name], merged[name]), name
+        shutil.rmtree(target)

@@ -35,7 +35,6 @@ from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
 from matsmerge.engine.worker import FINAL, Receipt, Sink, Sinks, Worker
 from matsmerge.errors import MatsError, OutputError, ResourceError, machine_gave_out
-from matsmerge.files.whole_outputs import staging_path
 from matsmerge.methods.site import Measured
 from matsmerge.progress import Progress
 
@@ -118,20 +117,14 @@ def merge_to_folder(
         output.finish(json.dumps(manifest, indent=1) + "\n")
     except BaseException as error:
         is_wrong = isinstance(error, MatsError) and not isinstance(error, ResourceError)
-        # Along a prefix each block depends on those before it; nothing of it is kept.
-        output.discard() if is_wrong or prepared.prefix else output.close()
+        output.discard() if is_wrong else output.close()
         if machine_gave_out(error):
             raise gave_out(error) from error
         if not isinstance(error, OSError):
             raise
-        advice = (
-            "make room and start anew"
-            if prepared.prefix
-            else "what was done is kept. Make room and continue with --resume, or delete that "
-            "folder"
-        )
         raise ResourceError(
-            f"{output.staging}: writing failed ({error.strerror}); {advice}"
+            f"{output.staging}: writing failed ({error.strerror}); what was done is kept. Make "
+            "room and continue with --resume, or delete that folder"
         ) from error
     return target
 
@@ -143,11 +136,6 @@ def _check_output(
     trace = options.trace
     if trace is not None and trace.resolve().is_relative_to(target.resolve()):
         raise OutputError(f"{trace}: is inside of the output folder, which is not there yet")
-    if prepared.prefix and options.resume and staging_path(target).exists():
-        raise OutputError(
-            f"{target}: a merge with inputs: merged cannot be continued, since each block depends "
-            "on those before it; start anew with --overwrite and without --resume"
-        )
     check_target(
         target,
         overwrite=options.overwrite,
@@ -185,7 +173,7 @@ class _Run:
         plan, executor, progress = self.prepared.plan, self.options.executor, self.options.progress
         if self.prepared.prefix is not None:
             yield from self.prepared.prefix.run(
-                plan, self.worker, executor, measured, sinks, open_written(), progress
+                plan, self.worker, executor, measured, sinks, open_written(), progress, finished
             )
             return
         jobs = [job for job in plan.jobs if job.index not in finished]

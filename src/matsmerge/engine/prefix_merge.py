@@ -1,6 +1,7 @@
 """Merging block after block, on what the blocks merged before make of each task's data."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -78,8 +79,22 @@ class PrefixMerge:
         sinks: Sinks,
         merged: Checkpoint,
         progress: Progress,
+        finished: AbstractSet[int] = frozenset(),
     ) -> Iterator[Receipt]:
-        """Do all jobs of a plan in order; `merged` reads back what has been written to sinks."""
+        """Do all jobs of a plan in order that are not finished.
+
+        `merged` reads back what has been written to sinks, now or before. Blocks that are finished
+        are run again, for what they give, but not merged again.
+        """
+        jobs: dict[Turn, list[Job]] = {}
+        left: dict[Turn, list[Job]] = {}
+        for job in plan.jobs:
+            turn = self._turn_of(job)
+            jobs.setdefault(turn, []).append(job)
+            if job.index not in finished:
+                left.setdefault(turn, []).append(job)
+        if not left:
+            return
         if self.collected:
             with TemporaryDirectory() as folder:
                 tasks = tuple(
@@ -88,54 +103,55 @@ class PrefixMerge:
                 )
                 evidence = tuple(task.own for task in tasks if task.own is not None)
                 ready = replace(self, tasks=tasks, evidence=evidence, collected=())
-                yield from ready.run(plan, worker, executor, measured, sinks, merged, progress)
+                yield from ready.run(
+                    plan, worker, executor, measured, sinks, merged, progress, finished
+                )
             return
-        jobs: dict[Turn, list[Job]] = {}
-        for job in plan.jobs:
-            jobs.setdefault(self._turn_of(job), []).append(job)
-        last, _ = max(jobs)
+        last, _ = max(left)
         sections = dict(enumerate(self.running.outline.sections[: last + 1]))
         advancing = {n for n, s in sections.items() if s.block is not None and n < last}
         own = {n for n, s in sections.items() if self._runs_own(s)}
-        own &= advancing | {number for number, _ in jobs}
-        passes = [number for number, _ in jobs if number in sections] + [*advancing, *own]
+        own &= advancing | {number for number, _ in left}
+        passes = [number for number, _ in left if number in sections] + [*advancing, *own]
         num_bytes = (
             task.num_bytes(self._own(sections[number])) for number in passes for task in self.tasks
         )
         progress.stage("merging block after block", plan.num_input_bytes + sum(num_bytes))
+        progress.advance(sum(plan.jobs[index].num_input_bytes for index in finished))
         done: set[str] = set()
 
         def merge(turn: Turn, evidence: tuple[Evidence, ...]) -> Iterator[Receipt]:
             function = partial(
                 replace(worker, evidence=evidence).merge, measured=measured, sinks=sinks
             )
-            for receipt in executor.map(function, jobs.get(turn, [])):
+            for receipt in executor.map(function, left.get(turn, [])):
                 yield receipt
                 progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
-            done.update(name for job in jobs.get(turn, []) for name in job.names)
 
         def put_merged(section: Section) -> None:
             names = [name for name in self._merged(section) if self.names[name] in done]
             self.running.put(names, lambda name: merged[self.names[name]])
 
         yield from merge(_ANY_TIME, self.evidence)
+        done.update(name for job in jobs.get(_ANY_TIME, ()) for name in job.names)
         room = self._room(plan, executor)
         for task in self.tasks:
             task.data.begin(room)
         for number, section in sections.items():
             turns = sorted(turn for turn in jobs if turn[0] == number)
             for task in self.tasks if number in own else ():
-                modules = {module for turn in turns for module in self.groups[turn]}
+                modules = {m for turn in turns if turn in left for m in self.groups[turn]}
                 self._run_own(section, task, modules, progress)
             for turn in turns:
-                put_merged(section)
-                unsettled = [n for n in self._merged(section) if self.names[n] not in done]
-                yield from merge(
-                    turn,
-                    tuple(self._collect(turn, task, unsettled, progress) for task in self.tasks),
-                )
-                for task in self.tasks:
-                    task.data.own_inputs.forget(self.groups[turn])
+                if turn in left:
+                    put_merged(section)
+                    unsettled = [n for n in self._merged(section) if self.names[n] not in done]
+                    evidence = (self._collect(turn, t, unsettled, progress) for t in self.tasks)
+                    yield from merge(turn, tuple(evidence))
+                    for task in self.tasks:
+                        task.data.own_inputs.forget(self.groups[turn])
+                # Not before all of a turn is: what a pass uses is then the same after a resume.
+                done.update(name for job in jobs[turn] for name in job.names)
             put_merged(section)
             for task in self.tasks:
                 if number in advancing:
