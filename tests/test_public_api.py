@@ -121,12 +121,13 @@ def test_objectives_and_solvers() -> None:
     assert {name: sorted(cls.model_fields) for name, cls in OBJECTIVES.items()} == {
         "identity": [],
         "fisher": ["floor"],
-        "gram": ["anchor", "bias", "embeddings", "equalize", "off_diagonal", "ridge"],
+        "gram": ["anchor", "bias", "embeddings", "equalize", "norms", "off_diagonal", "ridge"],
         "kfac": [
             "anchor",
             "bias",
             "embeddings",
             "equalize",
+            "norms",
             "off_diagonal",
             "output_ridge",
             "per",

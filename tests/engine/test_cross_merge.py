@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from prefix_families import Family, State, family, merge, plain_rows, tensors_of
+from peft import LoraConfig
+from peft_models import adapt, fold, load, make_base
+from prefix_families import KINDS, Family, State, family, merge, plain_rows, tensors_of
+from tiny_models import make_tokenizer, write_rows
 from torch import Tensor
 
 import matsmerge
@@ -243,3 +246,25 @@ def test_singular_values_are_calibrated_on_the_way(bert: Family, tmp_path: Path)
     assert torch.allclose(found[name].double() - start[name].double(), expected, atol=1e-9)
     norm = "bert.encoder.layer.1.output.LayerNorm.weight"
     assert torch.equal(found[norm], plain[norm])
+
+
+def test_loras_are_merged_as_the_models_they_make(tmp_path: Path) -> None:
+    base = make_base("llama", tmp_path / "base")
+    make_tokenizer().save_pretrained(base)
+    config = LoraConfig(target_modules=["q_proj", "down_proj"], r=2, task_type="CAUSAL_LM")
+    adapters, full, data = [], [], []
+    for i, rows in enumerate(KINDS["llama"].rows):
+        adapters.append(adapt(base, config, tmp_path / f"lora{i}", seed=i))
+        model = load(base)
+        model.load_state_dict(fold(base, adapters[-1]))
+        model.save_pretrained(tmp_path / f"full{i}")
+        make_tokenizer().save_pretrained(tmp_path / f"full{i}")
+        full.append(tmp_path / f"full{i}")
+        data.append(tmp_path / f"d{i}.jsonl")
+        write_rows(data[-1], rows)
+    found = merge(adapters, method="featcal", init="average", data=data, output="dense")
+    expected = merge(full, method="featcal", init="average", data=data)
+    for name in expected:
+        assert torch.allclose(found[name], expected[name], rtol=1e-3, atol=1e-4), name
+    with pytest.raises(RecipeError, match="choose output: dense"):
+        merge(adapters, method="featcal", init="average", data=data, rank=2)

@@ -96,11 +96,14 @@ class PrefixMerge:
         if not left:
             return
         if self.collected:
+            first = self.tasks[0]
             with TemporaryDirectory() as folder:
-                tasks = tuple(
-                    self._with_statistics(task, Path(folder) / f"{n}.safetensors", progress)
-                    for n, task in enumerate(self.tasks)
-                )
+                # Models are loaded one after the other, and no two at once.
+                with self.running.released([*first.names, *first.heads], first.load):
+                    tasks = tuple(
+                        self._with_statistics(task, Path(folder) / f"{n}.safetensors", progress)
+                        for n, task in enumerate(self.tasks)
+                    )
                 evidence = tuple(task.own for task in tasks if task.own is not None)
                 ready = replace(self, tasks=tasks, evidence=evidence, collected=())
                 yield from ready.run(

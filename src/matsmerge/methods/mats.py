@@ -238,6 +238,11 @@ class Mats(Parts, Method):
                 f"svc scales singular directions, and those of {self.start.name} are all of one "
                 "size, so that any directions would do; use another init"
             )
+        if not self.matches_outputs and any(s.objective.merges_norms for s in self.rounds):
+            yield (
+                "norms: are merged where outputs are matched along the merged model; add inputs: "
+                "merged (and targets: outputs), or leave it out"
+            )
         if self.uses_merged_inputs and not self.uses_inputs:
             yield (
                 "inputs: merged is about the Gram matrices of gram and kfac, and the objective is "

@@ -89,7 +89,8 @@ class Collection:
             options,
             parameters,
             names,
-            find_maps(model, parameters),
+            # What a norm receives says nothing of its scale but beside what another one receives.
+            find_maps(model, parameters, norms=own_inputs is not None),
             self.totals,
             self._shared,
             own_inputs,

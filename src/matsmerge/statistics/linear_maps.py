@@ -1,23 +1,26 @@
 """Modules seen as linear maps: rows of inputs, a weight, rows of outputs.
 
 A convolution is a linear map of the patches it slides over; an embedding is one of one-hot
-inputs. Z stands for input rows, O for gradients at output rows.
+inputs; the scale of a norm is one of a single input for each feature, that which is normalised. Z
+stands for input rows, O for gradients at output rows.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-Layout = Literal["linear", "conv1d", "conv2d", "embedding"]
+Layout = Literal["linear", "conv1d", "conv2d", "embedding", "norm"]
 _PIECE_ELEMENTS = 1 << 24  # of unfolded patches at once
 
 
 @dataclass(frozen=True)
 class LinearMap:
-    """One module as a linear map. `num_groups` blocks of a convolution map apart."""
+    """One module as a linear map; `num_groups` blocks map apart, of a norm all features."""
 
     name: str  # of the module
     module: nn.Module
@@ -25,6 +28,8 @@ class LinearMap:
 
     @property
     def num_groups(self) -> int:
+        if self.layout == "norm":
+            return len(self.weight)
         return int(self.module.groups) if isinstance(self.module, nn.Conv2d) else 1
 
     @property
@@ -36,6 +41,8 @@ class LinearMap:
     @property
     def num_inputs(self) -> int:  # of each group
         weight = self.weight
+        if self.layout == "norm":
+            return 1
         if self.layout == "conv2d":
             return weight[0].numel()
         return int(weight.shape[1] if self.layout == "linear" else weight.shape[0])
@@ -43,7 +50,7 @@ class LinearMap:
     @property
     def num_outputs(self) -> int:  # of each group
         weight = self.weight
-        if self.layout in ("linear", "conv2d"):
+        if self.layout in ("linear", "conv2d", "norm"):
             return int(weight.shape[0]) // self.num_groups
         return int(weight.shape[1])
 
@@ -78,6 +85,13 @@ class LinearMap:
         for piece in x.split(num):
             yield self.input_rows(piece)
 
+    def normalised(self, x: Tensor) -> Tensor:
+        """What a norm makes of an input before it is scaled and shifted."""
+        with _as_if_new(self.module):
+            found = type(self.module).forward(self.module, x)
+        assert isinstance(found, Tensor)
+        return found
+
 
 def find_linear_map(name: str, module: nn.Module) -> LinearMap | None:
     """A module as a linear map, if it is one whose forward we know."""
@@ -93,3 +107,38 @@ def find_linear_map(name: str, module: nn.Module) -> LinearMap | None:
     if type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers."):
         return LinearMap(name, module, "conv1d")
     return None
+
+
+def find_norm(name: str, module: nn.Module) -> LinearMap | None:
+    """A norm over the last dimension as linear maps, if its weight is a scale, as is tried out."""
+    own = dict(module.named_parameters())
+    weight = own.get("weight")
+    has_state = next(module.buffers(), None) is not None
+    is_norm = type(module).__name__.lower().endswith("norm") and not has_state
+    if not is_norm or weight is None or weight.ndim != 1 or own.keys() - {"weight", "bias"}:
+        return None
+    m = LinearMap(name, module, "norm")
+    x = torch.linspace(-1, 2, 6 * len(weight), device=weight.device).view(2, 3, -1).square()
+    try:
+        with torch.no_grad():
+            found = type(module).forward(module, x.to(weight.dtype))
+            expected = weight * m.normalised(x.to(weight.dtype))
+    except (RuntimeError, TypeError, ValueError):  # it is about other dimensions
+        return None
+    expected = expected + own["bias"] if "bias" in own else expected
+    precision = 10 * torch.finfo(weight.dtype).eps
+    is_scale = torch.allclose(found.double(), expected.double(), precision, precision)
+    return m if is_scale else None
+
+
+@contextmanager
+def _as_if_new(norm: nn.Module) -> Iterator[None]:
+    """Have a norm scale by one and shift by nothing."""
+    kept = {name: parameter.data for name, parameter in norm.named_parameters()}
+    for name, parameter in norm.named_parameters():
+        parameter.data = torch.full_like(kept[name], 1.0 if name == "weight" else 0.0)
+    try:
+        yield
+    finally:
+        for name, parameter in norm.named_parameters():
+            parameter.data = kept[name]

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from matsmerge.errors import RecipeError, closest
-from matsmerge.statistics.linear_maps import LinearMap, find_linear_map
+from matsmerge.statistics.linear_maps import LinearMap, find_linear_map, find_norm
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,13 @@ def _user(model: nn.Module, module: str, attribute: str) -> tuple[str, str]:
     return module, attribute
 
 
-def find_maps(model: nn.Module, parameters: Mapping[str, Owned]) -> list[LinearMap]:
-    """The linear maps whose weight is among these parameters."""
+def find_maps(
+    model: nn.Module, parameters: Mapping[str, Owned], *, norms: bool = False
+) -> list[LinearMap]:
+    """The linear maps whose weight is among these parameters, and perhaps `norms` among them."""
     weights = {m for owned in parameters.values() for m, a in owned.owners if a == "weight"}
-    found = (find_linear_map(name, m) for name, m in model.named_modules() if name in weights)
+    modules = [(name, m) for name, m in model.named_modules() if name in weights]
+    found = (
+        find_linear_map(name, m) or (find_norm(name, m) if norms else None) for name, m in modules
+    )
     return [m for m in found if m is not None]

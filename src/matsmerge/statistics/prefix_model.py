@@ -14,7 +14,8 @@ one pass of it with the task's own weights, which notes what every layer receive
 merged ones about one more, a layer at a time.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -30,7 +31,8 @@ from matsmerge.statistics.finished_modules import FinishedModules, find_finished
 from matsmerge.statistics.joined_statistics import without_values
 from matsmerge.statistics.kinds.gram_matrix import GRAM
 from matsmerge.statistics.kinds.paired_moments import PAIRS
-from matsmerge.statistics.linear_maps import LinearMap, find_linear_map
+from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.parameters import find_maps, find_parameters
 from matsmerge.statistics.partial_passes import PartialPasses, Values
 from matsmerge.statistics.sections import Outline, Section, Trace, find_sections, trace
 from matsmerge.statistics.statistics import Map, Statistics
@@ -54,6 +56,8 @@ class PrefixModel:
         self._calls = [module for module, is_entered in seen.events if is_entered]
         self._passes = PartialPasses(model, self.outline, self._find_finished(data))
         self._tensors = self._passes.tensors
+        parameters = find_parameters(model, ["*"])
+        self._maps = {m.name: m for m in find_maps(model, parameters, norms=True)}
         self.notes: list[str] = []  # what the user should know of how statistics are collected
 
     def _find_finished(self, data: TaskData) -> FinishedModules:
@@ -72,6 +76,15 @@ class PrefixModel:
         with torch.no_grad():
             for name in tensors:
                 self._tensors[name].copy_(load(name))
+
+    @contextmanager
+    def released(self, tensors: Collection[str], load: Callable[[str], Tensor]) -> Iterator[None]:
+        """Have no memory for these tensors for a while; afterwards they have the values given."""
+        for name in tensors:
+            self._tensors[name].data = self._tensors[name].data.new_empty(0)
+        yield
+        for name in tensors:
+            self._tensors[name].data = load(name).to(self._tensors[name])
 
     def values_like(self, tensors: Iterable[str], load: Callable[[str], Tensor]) -> Values:
         """Other values of tensors, as the model would hold them."""
@@ -139,9 +152,7 @@ class PrefixModel:
         """Maps of a group with whose last call a pass may end: if each is called once."""
         if any(self._calls.count(module) != 1 for module in group):
             return []
-        ordered = sorted(group, key=self._calls.index)
-        found = [find_linear_map(name, self.model.get_submodule(name)) for name in ordered]
-        return [m for m in found if m is not None]
+        return [self._maps[name] for name in sorted(group, key=self._calls.index)]
 
     def advance(self, section: Section, data: TaskData, seen: Seen = lambda _: None) -> None:
         """Run a block as it is now on what has been reached, and hold what it gives."""
@@ -184,14 +195,9 @@ class PrefixModel:
 
     def maps_of(self, section: Section) -> list[str]:
         """The modules of a section that are linear maps of rows."""
-        found = (find_linear_map(name, module) for name, module in self.model.named_modules())
-        return [
-            m.name
-            for m in found
-            if m is not None
-            and m.layout != "embedding"
-            and any(self._tensors[name] is m.weight for name in section.tensors)
-        ]
+        weights = {id(self._tensors[name]) for name in section.tensors}
+        maps = (m for m in self._maps.values() if m.layout != "embedding")
+        return [m.name for m in maps if id(m.weight) in weights]
 
     def rehearse(
         self,

@@ -34,7 +34,10 @@ class _Part(BaseModel):
 
 
 class Map(_Part):
-    """A linear map of the model: `linear` W z, `conv1d` zᵀ W, `conv2d` of patches, `embedding`."""
+    """A linear map of the model: `linear` W z, `conv1d` zᵀ W, `conv2d` of patches, `embedding`.
+
+    The `norm` of features is one of a single input for each of them.
+    """
 
     module: str
     layout: Layout

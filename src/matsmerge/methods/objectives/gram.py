@@ -45,6 +45,10 @@ class Gram(Objective):
     )
     bias: bool = Field(False, description="join each bias to its weight, as the input 1's column")
     embeddings: bool = Field(False, description="merge embeddings by how often tokens occur")
+    norms: bool = Field(
+        False,
+        description="match the outputs of norms too, feature by feature, along the merged model",
+    )
     equalize: bool = Field(
         False, description="give all models' covariances of a layer the same trace"
     )
@@ -66,7 +70,8 @@ class Gram(Objective):
         return find_maps(subject, maps, bias=self.bias)
 
     def _is_covered(self, m: Map) -> bool:
-        return m.inputs is not None and (self.embeddings or m.layout != "embedding")
+        wanted = {"embedding": self.embeddings, "norm": self.norms}
+        return m.inputs is not None and wanted.get(m.layout, True)
 
     def operator(self, found: Found, part: Part) -> Operator:
         """The mean over all rows, where a weight is used by several modules."""
@@ -92,6 +97,10 @@ class Gram(Objective):
             return Diagonal(total)
         operator = GramOperator(total)
         return Paired(operator, GramOperator(with_corner(both, total))) if are_paired else operator
+
+    @property
+    def merges_norms(self) -> bool:
+        return self.norms
 
     @property
     def is_anchored(self) -> bool:
@@ -160,7 +169,8 @@ def _shape_of(
     """How to see a weight, from its shape and that of its second moment."""
     shape = subject.shape
     first = subject.evidence[0].statistics.arrays.specs[f"{MAIN}/inputs/{maps[0][0].inputs}"]
-    num_groups = first.shape[0] if layout == "conv2d" and len(first.shape) == 2 else 1
+    has_groups = layout in ("conv2d", "norm") and len(first.shape) == 2
+    num_groups = first.shape[0] if has_groups else 1
     if layout in ("conv1d", "embedding"):
         num_inputs, num_outputs = shape
     else:

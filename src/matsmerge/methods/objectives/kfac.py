@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from pydantic import Field
 
 from matsmerge.linalg.kronecker_sums import scales_of
@@ -39,14 +40,17 @@ class Kfac(Gram):
     )
 
     def _is_covered(self, m: Map) -> bool:
-        return super()._is_covered(m) and m.outputs
+        return super()._is_covered(m) and (m.outputs or m.layout == "norm")
 
     def operator(self, found: Found, part: Part) -> Operator:
         assert part.evidence is not None
         statistics = part.evidence.statistics
         terms, paired = [], []
         for m in map(statistics.map_of, part.keys):
-            given = statistics.output_factor(m.module, part.of)
+            if m.layout == "norm":  # features are apart, and count alike
+                given = torch.ones(found.view.num_groups, 1, 1)
+            else:
+                given = statistics.output_factor(m.module, part.of)
             outputs, size_o = to_unit_size(given)
             inputs, size_g = to_unit_size(self.adjusted(statistics, m, found, part.of))
             if self.per == "token":

@@ -18,7 +18,7 @@ from matsmerge.linalg.system import System
 from matsmerge.methods.options import Options
 from matsmerge.statistics.statistics import Map, Statistics
 
-Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding"]
+Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding", "norm"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,8 @@ class View:
             return values.reshape(1, -1)
         if self.seen in ("conv1d", "embedding"):
             return values.mT
+        if self.seen == "norm":
+            return values.view(-1, 1, 1) if self.num_groups > 1 else values.view(1, 1)
         if self.seen == "conv2d":
             flat = values.flatten(1)
             return flat.view(self.num_groups, -1, flat.shape[1]) if self.num_groups > 1 else flat
@@ -143,6 +145,11 @@ class Objective(Options, ABC):
     @abstractmethod
     def operator(self, found: Found, part: Part) -> Operator:
         """A model's covariance."""
+
+    @property
+    def merges_norms(self) -> bool:
+        """Whether it has something for norms, which only merging along the merged model gives."""
+        return False
 
     @property
     def is_anchored(self) -> bool:
