@@ -57,7 +57,7 @@ class Size:
     def num_bytes(self) -> int:
         """Of its weights in float32."""
         with torch.device("meta"):
-            return 4 * sum(parameter.numel() for parameter in self.make().parameters())
+            return sum(4 * int(parameter.numel()) for parameter in self.make().parameters())
 
     def make(self) -> Any:
         config = T5Config(
@@ -118,7 +118,7 @@ class Products:
             self.num += x[..., 0].numel() * module.weight.numel()
             return plain(module, x)
 
-        nn.Linear.forward = forward  # type: ignore[method-assign]
+        nn.Linear.forward = forward  # type: ignore[method-assign, assignment]
 
     def since(self, before: int) -> int:
         return self.num - before

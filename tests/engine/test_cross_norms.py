@@ -77,7 +77,7 @@ def residuals(members: Family, found: State) -> dict[str, tuple[float, float]]:
         bias = f"{weight.removesuffix('weight')}bias"
         parts = [weight, bias] if bias in values else [weight]
         x = torch.stack([values[n] for n in parts], -1)  # (features, 1 or 2)
-        start = torch.stack([sum(s[n] for s in states) / len(states) for n in parts], -1)
+        start = torch.stack([torch.stack([s[n] for s in states]).mean(0) for n in parts], -1)
         at = {"found": torch.zeros_like(x), "start": torch.zeros_like(x)}
         mean_eigenvalue = 0.0
         for state, of_merged, of_own in zip(states, merged, own, strict=True):

@@ -521,13 +521,15 @@ def test_an_interrupted_merge_goes_on_or_begins_anew(
     assert prepared.prefix is not None
     assert prepared.prefix.num_held_bytes == num_tokens * 16 * 8
     target = tmp_path / "out"
-    for again in ({"resume": True}, {"overwrite": True}):
+    for resume in (True, False):
         with pytest.raises(KeyboardInterrupt):
             merge_to_folder(prepared, target, RunOptions(Stopping(), overwrite=True))
         assert staging_path(target).exists()
         # The same preparation serves again, from the beginning.
         progress = Noted()
-        merge_to_folder(prepared, target, RunOptions(progress=progress, **again))
+        merge_to_folder(
+            prepared, target, RunOptions(progress=progress, resume=resume, overwrite=not resume)
+        )
         assert progress.announced["merging block after block"] == progress.done
         written = matsmerge.open_checkpoint(target)
         for name in written.specs:

@@ -149,8 +149,8 @@ class PrefixMerge:
                 if turn in left:
                     put_merged(section)
                     unsettled = [n for n in self._merged(section) if self.names[n] not in done]
-                    evidence = (self._collect(turn, t, unsettled, progress) for t in self.tasks)
-                    yield from merge(turn, tuple(evidence))
+                    found = (self._collect(turn, t, unsettled, progress) for t in self.tasks)
+                    yield from merge(turn, tuple(found))
                     for task in self.tasks:
                         task.data.own_inputs.forget(self.groups[turn])
                 # Not before all of a turn is: what a pass uses is then the same after a resume.

@@ -87,7 +87,7 @@ class _InFile(Kept):
     def load(self) -> Tensor:
         values = torch.empty(self._shape, dtype=self._dtype)
         self._scratch.file.seek(self._offset)
-        num_bytes = self._scratch.file.readinto(_bytes_of(values))  # type: ignore[attr-defined]
+        num_bytes = self._scratch.file.readinto(_bytes_of(values))
         if num_bytes != self.nbytes:
             raise OSError("a temporary file is shorter than what was written to it")
         return values
@@ -95,4 +95,4 @@ class _InFile(Kept):
 
 def _bytes_of(values: Tensor) -> Any:
     """The memory of a contiguous tensor."""
-    return memoryview(values.reshape(-1).view(torch.uint8).numpy())
+    return values.reshape(-1).view(torch.uint8).numpy().data

@@ -23,5 +23,5 @@ class SequencePart:
         """Of something with rows for each sequence, one sequence after the other."""
         if self.chosen is None:
             return values
-        apart = values.unflatten(0, (self.num_sequences, -1))
+        apart: Tensor = values.unflatten(0, (self.num_sequences, -1))
         return apart[list(self.chosen)].flatten(0, 1)
