@@ -77,6 +77,7 @@ def test_data_shows_poor_models(family: Family, tmp_path: Path) -> None:
     advice = matsmerge.advise(family.models, family.base, data=family.data, num_examples=30)
     assert advice.recipe.method.name == "mats_cross"
     assert [entry.weight for entry in advice.recipe.models] == [1, 1, 0.1]
+    assert advice.recipe.match_heads is False
     (poor,) = found(advice, "answers")
     assert (poor.level, poor.models) == ("warning", ("m2",))
     own = advice.models["m2"].answers
