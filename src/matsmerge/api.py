@@ -1,10 +1,9 @@
 """Merging from Python: `advise` says how, `plan` checks everything, `merge` does it."""
 
 import json
-import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +29,7 @@ from matsmerge.engine.prepared_merge import PreparedMerge, prepare
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods.method import Method
-from matsmerge.progress import BYTES, AnyProgress, Progress, listener
+from matsmerge.progress import AnyProgress, Stopwatch, listener
 from matsmerge.recipes.method_spec import as_plain
 from matsmerge.recipes.recipe import Recipe, make_recipe, short_names
 from matsmerge.recipes.recipe_file import read_recipe
@@ -88,7 +87,7 @@ class PlannedMerge:
         trace: str | Path | None = None,
     ) -> Merged:
         """Merge into memory, or into a folder; see `matsmerge.merge`."""
-        watch = _Stopwatch(listener(progress))
+        watch = Stopwatch(listener(progress))
         options = RunOptions(
             executor=LocalExecutor() if executor is None else executor,
             progress=watch,
@@ -113,7 +112,7 @@ class PlannedMerge:
         report = read_merge_file(folder / MANIFEST)
         return Merged(report, self.notes, seconds, {}, open_checkpoint(folder), folder)
 
-    def _merge_in_memory(self, options: RunOptions, watch: "_Stopwatch") -> Merged:
+    def _merge_in_memory(self, options: RunOptions, watch: Stopwatch) -> Merged:
         outcome = merge_in_memory(self.prepared, options)
         manifest = make_manifest(self.prepared, describe_inputs(self.prepared), outcome)
         report = json.loads(json.dumps(manifest))  # as it would be read from merge.json
@@ -328,35 +327,6 @@ def _given_recipe(given: Recipe | str | Path) -> tuple[Recipe, list[str]]:
             "models must be a list of models, a mapping from names to models, or a recipe (.yaml)"
         )
     return read_recipe(local_path(given))
-
-
-@dataclass
-class _Stopwatch(Progress):
-    """A listener that notes how long each stage takes, and tells another."""
-
-    told: Progress
-    seconds: dict[str, float] = field(default_factory=dict)
-    _stage: str = "preparing"
-    _began: float = field(default_factory=time.monotonic)
-
-    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
-        self._turn(title)
-        self.told.stage(title, total, unit, done)
-
-    def advance(self, amount: int, doing: str | None = None) -> None:
-        self.told.advance(amount, doing)
-
-    def note(self, text: str) -> None:
-        self.told.note(text)
-
-    def stop(self) -> dict[str, float]:
-        self._turn("")
-        return self.seconds
-
-    def _turn(self, stage: str) -> None:
-        now = time.monotonic()
-        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
-        self._stage, self._began = stage, now
 
 
 T = TypeVar("T")

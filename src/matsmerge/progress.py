@@ -5,8 +5,9 @@ a `stage` begins, it advances, and now and then there is something to note. The 
 bars; from Python any function can listen.
 """
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 BYTES = "bytes"
 
@@ -65,3 +66,32 @@ def listener(progress: AnyProgress | None) -> Progress:
     if progress is None:
         return Progress()
     return Callback(progress) if callable(progress) else progress
+
+
+@dataclass
+class Stopwatch(Progress):
+    """A listener that notes how long each stage takes, and tells another."""
+
+    told: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
+    _stage: str = "preparing"
+    _began: float = field(default_factory=time.monotonic)
+
+    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        self._turn(title)
+        self.told.stage(title, total, unit, done)
+
+    def advance(self, amount: int, doing: str | None = None) -> None:
+        self.told.advance(amount, doing)
+
+    def note(self, text: str) -> None:
+        self.told.note(text)
+
+    def stop(self) -> dict[str, float]:
+        self._turn("")
+        return self.seconds
+
+    def _turn(self, stage: str) -> None:
+        now = time.monotonic()
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + now - self._began
+        self._stage, self._began = stage, now
