@@ -17,7 +17,7 @@ from peft_models import adapt, make_base
 from safetensors.torch import save_file
 
 import matsmerge
-from matsmerge import ResourceError, SerialExecutor
+from matsmerge import Executor, ResourceError, SerialExecutor
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.prepared_merge import prepare
@@ -95,7 +95,10 @@ def test_threads_leave_torch_as_it_was() -> None:
 
 
 class SpawningExecutor:
-    """Other processes that share nothing with us but files, as a cluster would."""
+    """Another process that shares nothing with us but files, as a cluster would.
+
+    One job at a time needs no care for `max_bytes`.
+    """
 
     num_workers = 1
     max_bytes = 1 << 40
@@ -112,8 +115,20 @@ def _unpickle_and_call(pickled: bytes, job: object) -> tuple[object, int]:
     return pickle.loads(pickled)(job)  # type: ignore[no-any-return]
 
 
+# Each is to give the bytes that threads of this process give, and the errors.
+EXECUTORS: list[Executor] = [SpawningExecutor()]
+
+
+@pytest.fixture(params=EXECUTORS, ids=lambda executor: type(executor).__name__)
+def executor(request: pytest.FixtureRequest) -> Executor:
+    found: Executor = request.param
+    return found
+
+
 @pytest.mark.parametrize("method", ["ties", "slerp", "iso_c"])
-def test_the_protocol_suffices_for_other_machines(tmp_path: Path, method: str) -> None:
+def test_the_protocol_suffices_for_other_machines(
+    tmp_path: Path, method: str, executor: Executor
+) -> None:
     for i in range(3):
         g = torch.Generator().manual_seed(i)
         save_file({"w": torch.randn(200, 300, generator=g)}, tmp_path / f"{i}.safetensors")
@@ -126,29 +141,31 @@ def test_the_protocol_suffices_for_other_machines(tmp_path: Path, method: str) -
         }
     )
     merge_to_folder(prepare(recipe), tmp_path / "here")
-    merge_to_folder(prepare(recipe), tmp_path / "there", RunOptions(SpawningExecutor()))
+    merge_to_folder(prepare(recipe), tmp_path / "there", RunOptions(executor))
     here, there = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("here", "there"))
     assert here == there
 
 
-def test_errors_come_from_other_machines_as_they_are(tmp_path: Path) -> None:
+def test_errors_come_from_other_machines_as_they_are(tmp_path: Path, executor: Executor) -> None:
     for name, value in (("a", 1.0), ("b", float("nan"))):
         save_file({"w": torch.full((3,), value)}, tmp_path / f"{name}.safetensors")
     models = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     with pytest.raises(matsmerge.NonFiniteError, match="b.safetensors: tensor 'w' holds nan"):
-        matsmerge.merge(models, out=tmp_path / "out", executor=SpawningExecutor())
+        matsmerge.merge(models, out=tmp_path / "out", executor=executor)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("output", ["adapter", "dense"])
-def test_adapters_are_merged_by_the_executor_that_was_given(tmp_path: Path, output: str) -> None:
+def test_adapters_are_merged_by_the_executor_that_was_given(
+    tmp_path: Path, output: str, executor: Executor
+) -> None:
     """Also where the merged values are only the beginning of what is written."""
     base = make_base("bert", tmp_path / "base")
     config = LoraConfig(r=2, target_modules=["query"])
     adapters = [adapt(base, config, tmp_path / f"lora{i}", seed=i) for i in range(2)]
     options: dict[str, Any] = {"method": "ties", "align": "knots", "output": output}
     matsmerge.merge(adapters, out=tmp_path / "here", **options)
-    matsmerge.merge(adapters, out=tmp_path / "there", executor=SpawningExecutor(), **options)
+    matsmerge.merge(adapters, out=tmp_path / "there", executor=executor, **options)
     names = sorted(p.name for p in (tmp_path / "here").glob("*.safetensors"))
     assert names
     for name in names:

@@ -52,10 +52,10 @@ def module_rows(
     return rows, torch.cat([g.reshape(-1, g.shape[-1]) for g in grads])
 
 
-def dense_conv_factors(
-    model: nn.Module, module: nn.Conv2d, runs: Sequence[Callable[[], Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Second moments of patches and of output gradients, patch by patch and group by group."""
+def conv_rows(
+    module: nn.Conv2d, runs: Sequence[Callable[[], Tensor]]
+) -> tuple[Tensor, Tensor]:  # (rows, groups, in), (rows, groups, out)
+    """All patches that a convolution slides over, and the gradients at what it makes of them."""
     inputs, grads = _inputs_and_gradients(module, runs)
     groups, (kh, kw), (dh, dw), (sh, sw) = (
         module.groups, module.kernel_size, module.dilation, module.stride
@@ -69,10 +69,17 @@ def dense_conv_factors(
                 patch = padded[:, i * sh :: dh, j * sw :: dw][:, :kh, :kw]
                 patches.append(patch.reshape(groups, -1))
                 rows.append(g[0, :, i, j].reshape(groups, -1))
-    z, o = torch.stack(patches), torch.stack(rows)
+    return torch.stack(patches), torch.stack(rows)
+
+
+def dense_conv_factors(
+    module: nn.Conv2d, runs: Sequence[Callable[[], Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Second moments of patches and of output gradients, group by group."""
+    z, o = conv_rows(module, runs)
     gram = torch.einsum("ngi,ngj->gij", z, z) / len(z)
     factor = torch.einsum("ngi,ngj->gij", o, o) / len(runs)
-    return (gram, factor) if groups > 1 else (gram[0], factor[0])
+    return (gram, factor) if module.groups > 1 else (gram[0], factor[0])
 
 
 def _inputs_and_gradients(

@@ -79,7 +79,7 @@ def dense_factors(case: Case, m: Map) -> tuple[Tensor, Tensor]:
     num = len(case.examples)
     if m.layout == "conv2d":
         assert isinstance(module, nn.Conv2d)
-        return dense_conv_factors(case.model, module, case.runs())
+        return dense_conv_factors(module, case.runs())
     z, o = module_rows(case.model, m.module, case.runs())
     if isinstance(module, nn.Embedding):
         counts = torch.bincount(z.flatten(), minlength=module.num_embeddings)

@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from dense_statistics import module_rows, per_example_gradients
+from dense_statistics import conv_rows, module_rows, per_example_gradients
 from statistics_cases import Case, make_case
 from test_resuming import interrupted
-from torch import Tensor
+from torch import Tensor, nn
 
 import matsmerge
 from matsmerge.statistics.collection_options import make_options
-from matsmerge.statistics.kinds import KINDS, arrays_of, includes
+from matsmerge.statistics.kinds import KINDS, arrays_of, includes, table
 from matsmerge.statistics.kinds.statistic import (
     Arrays,
     GradientStatistic,
@@ -27,9 +27,9 @@ from matsmerge.statistics.statistics_sum import combine
 
 class AbsoluteSum(TensorSum):
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:
-        rows = rows if keep is None else rows[keep]
-        self.total += rows.abs().sum(0)
-        self.num_rows += len(rows)
+        rows = (rows if keep is None else rows[keep]).to(self.total.dtype)
+        self.total = self.total.to(rows.device) + rows.abs().sum(-2)
+        self.num_rows += rows.shape[-2]
 
 
 class MeanAbsoluteInput(TensorStatistic[LinearMap], InputStatistic):
@@ -41,7 +41,8 @@ class MeanAbsoluteInput(TensorStatistic[LinearMap], InputStatistic):
     sum_type = AbsoluteSum
 
     def shape(self, target: LinearMap) -> tuple[int, ...]:
-        return (target.num_inputs,)
+        groups = (target.num_groups,) if target.num_groups > 1 else ()
+        return (*groups, target.num_inputs)
 
     def refuses(self, target: LinearMap) -> str | None:
         return "its inputs are indices" if target.layout == "embedding" else None
@@ -50,6 +51,7 @@ class MeanAbsoluteInput(TensorStatistic[LinearMap], InputStatistic):
 class AbsoluteGradientSum(TensorSum):
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:
         assert keep is None
+        self.total = self.total.to(rows.device)
         self.total += rows.abs().sum(0).view_as(self.total)
 
 
@@ -67,7 +69,7 @@ class MeanAbsoluteGradient(TensorStatistic[Owned], GradientStatistic):
 NEW = ("mean_absolute", "absolute_gradient")
 
 
-@pytest.fixture(params=["gpt2"])
+@pytest.fixture(params=["gpt2", "depthwise"])
 def case(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Case:
     for kind in (MeanAbsoluteInput(), MeanAbsoluteGradient()):
         monkeypatch.setitem(KINDS, kind.name, kind)
@@ -83,11 +85,17 @@ def test_new_kinds_are_what_they_say(case: Case) -> None:
     assert statistics.kinds == NEW
     for m in statistics.header.maps:
         if m.inputs is not None:
-            rows, _ = module_rows(case.model, m.module, case.runs())
+            module = case.model.get_submodule(m.module)
+            if isinstance(module, nn.Conv2d):
+                rows, _ = conv_rows(module, case.runs())
+                rows = rows if module.groups > 1 else rows[:, 0]
+            else:
+                rows, _ = module_rows(case.model, m.module, case.runs())
             found = statistics.array(f"absolute/{m.inputs}")
             torch.testing.assert_close(found, rows.abs().mean(0))
     without = statistics.header.without["mean_absolute"]
-    assert "its inputs are indices" in without.values()
+    has_indices = any(isinstance(module, nn.Embedding) for module in case.model.modules())
+    assert ("its inputs are indices" in without.values()) == has_indices
     assert not set(without) & set(statistics.parameters("mean_absolute"))
     gradients = per_example_gradients(case.model, case.runs())
     for name in statistics.parameters("absolute_gradient"):
@@ -114,6 +122,28 @@ def test_new_kinds_go_with_the_others_into_files_and_sums(case: Case, tmp_path: 
     added, expected = combine(halves, force=True), collect(case, batches, kinds)
     for key in expected.arrays.specs:
         torch.testing.assert_close(added.arrays[key], expected.arrays[key])
+
+
+def test_arrays_have_one_kind() -> None:
+    class Other(MeanAbsoluteInput):
+        arrays: ClassVar[Arrays] = {"mean": ("full",)}
+
+    with pytest.raises(AssertionError, match="have an array named mean"):
+        table(*KINDS.values(), Other())
+
+
+def test_a_sum_that_counts_no_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Uncounted(AbsoluteSum):
+        def add(self, rows: Tensor, keep: Tensor | None = None) -> None:
+            super().add(rows, keep)
+            self.num_rows = 0
+
+    class Other(MeanAbsoluteInput):
+        sum_type = Uncounted
+
+    monkeypatch.setitem(KINDS, Other.name, Other())
+    with pytest.raises(AssertionError, match="Uncounted.add does not count num_rows"):
+        matsmerge.collect(nn.Linear(4, 3), [torch.ones(2, 4)], Other.name)
 
 
 def test_kfac_includes_gram() -> None:

@@ -72,6 +72,9 @@ class Totals:
             for name, total in self.of(kind).items():
                 if total.num_rows or not kind.is_per_row:
                     yield kind, name, total
+                else:
+                    uncounted = bool(total.comparable().any())
+                    assert not uncounted, f"{type(total).__name__}.add does not count num_rows"
 
     def summed(self, names: Mapping[str, str]) -> Iterator[Summed]:
         """What becomes statistics, with other names of parameters."""

@@ -1,5 +1,6 @@
 """All kinds of statistics, by the name that options and recipes have for them."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,16 +11,22 @@ from matsmerge.statistics.kinds.kronecker_factors import KFAC
 from matsmerge.statistics.kinds.paired_moments import PAIRS
 from matsmerge.statistics.kinds.statistic import Statistic
 
-KINDS: dict[str, Statistic[Any]] = {
-    kind.name: kind
-    for kind in (
-        GRAM,
-        KFAC,
-        FISHER,
-        BLOCK_FISHER,
-        PAIRS,
-    )
-}
+
+def table(*kinds: Statistic[Any]) -> dict[str, Statistic[Any]]:
+    """Kinds by name. Two with an array of the same name would overwrite each other's in files."""
+    uses = Counter(array for kind in kinds for array in kind.arrays)
+    twice = [array for array, num in uses.items() if num > 1]
+    assert not twice, f"two kinds of statistics have an array named {', '.join(twice)}"
+    return {kind.name: kind for kind in kinds}
+
+
+KINDS = table(
+    GRAM,
+    KFAC,
+    FISHER,
+    BLOCK_FISHER,
+    PAIRS,
+)
 
 
 def collected_for(names: Iterable[str]) -> list[Statistic[Any]]:

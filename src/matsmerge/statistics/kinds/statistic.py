@@ -33,11 +33,14 @@ Target = TypeVar("Target", LinearMap, Owned)
 class Sum(ABC):
     """A statistic's running sum for one map or parameter."""
 
-    num_rows: int = 0  # how many rows were added
+    num_rows: int = 0  # how many rows were added; counted by `add` where `is_per_row`
 
     @abstractmethod
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:  # (rows, ...)
-        """Add rows, or those with the indices `keep`."""
+        """Add rows, or those with the indices `keep`, which is None where there are groups.
+
+        After `load` the sum may be on another device than the rows.
+        """
 
     def add_calls(self, calls: Sequence[MapCall]) -> None:
         """Add the gradients of a weight that is used by these calls, an example at a time."""
@@ -143,7 +146,8 @@ class MapStatistic(Statistic[LinearMap], ABC):
 class InputStatistic(MapStatistic, ABC):
     """A statistic of the rows that linear maps receive; maps that receive the same share a sum.
 
-    `add` gets real rows (rows, in), or (groups, rows, in), or indices (rows,) of an embedding.
+    `add` gets real rows (rows, in), or (groups, rows, in), or indices (rows,) of an embedding; in
+    the model's dtype, which may be less precise than the sum's.
     """
 
     watches = "inputs"
