@@ -112,6 +112,7 @@ def test_absurd_values(
         ("tune",): [tmp_path / "recipe.yaml", "-o", tmp_path / "out"],
         ("extract-lora",): [a, "--base", base, "-o", tmp_path / "lora", "--overwrite"],
         ("cost",): ["--model", a],
+        ("advise",): [a, b, "--base", base],
         ("inspect",): [a, "--subspace"],
         ("experiment", "run"): ["demo", "--base", tmp_path / "gone", "-o", tmp_path / "run"],
         ("experiment", "resume"): [tmp_path / "gone"],

@@ -19,9 +19,10 @@ import torch
 from matsmerge.cli import main
 from matsmerge.statistics import partial_file
 
-MAX_SECONDS = 10.0  # for an input that is refused
+# Of a processor, for an input that is refused: not by the clock, which depends on what else runs.
+MAX_SECONDS = 10.0
 MAX_GROWTH_BYTES = 2**30
-_GIVE_UP_SECONDS = 60.0
+_GIVE_UP_SECONDS = 300.0  # by the clock: what waits as long is ended, which counts as a failure
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Outcome:
 
     code: int  # negative: the signal that ended it
     text: str  # what it printed
-    seconds: float
+    seconds: float  # by the clock
+    processor_seconds: float
     growth_bytes: int  # memory beyond what it began with, at its peak
 
     def problems(self) -> list[str]:
@@ -40,8 +42,8 @@ class Outcome:
             found.append(f"exit code {self.code}")
         if "Traceback (most recent call last)" in self.text:
             found.append("a traceback")
-        if self.seconds > MAX_SECONDS:
-            found.append(f"{self.seconds:.1f} s")
+        if self.processor_seconds > MAX_SECONDS:
+            found.append(f"{self.processor_seconds:.1f} s")
         if self.growth_bytes > MAX_GROWTH_BYTES:
             found.append(f"{self.growth_bytes / 2**20:.0f} MiB")
         return found
@@ -73,7 +75,7 @@ def run(
             deadline = None
         elif time.monotonic() - began > _GIVE_UP_SECONDS:
             os.killpg(child, signal.SIGKILL)
-            began -= MAX_SECONDS
+            time.sleep(0.1)
         else:
             time.sleep(0.002)
     with contextlib.suppress(ProcessLookupError):
@@ -82,7 +84,8 @@ def run(
     output.unlink()
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     growth = max(0, usage.ru_maxrss - start) * 1024
-    return Outcome(os.waitstatus_to_exitcode(status), text, time.monotonic() - began, growth)
+    code, seconds = os.waitstatus_to_exitcode(status), time.monotonic() - began
+    return Outcome(code, text, seconds, usage.ru_utime + usage.ru_stime, growth)
 
 
 def _become(folder: Path, arguments: Sequence[str], output: Path) -> None:
@@ -119,7 +122,7 @@ class Tally:
 
     def count(self, outcome: Outcome) -> None:
         self.tried += 1
-        self.slowest = max(self.slowest, outcome.seconds)
+        self.slowest = max(self.slowest, outcome.processor_seconds)
         self.largest_bytes = max(self.largest_bytes, outcome.growth_bytes)
 
     def report(self, say: Callable[[str], None]) -> None:
