@@ -210,9 +210,11 @@ def test_a_method_can_be_chosen_without_labels(place: Path, ran: Path) -> None:
     method = {"method": "task_arithmetic", "search": search, "unlabelled": True}
     suite = tiny_suite(variants=variants, methods={"without": method}, seeds=[0])
     heard = Heard()
-    run_suite(
+    results = run_suite(
         suite, folder, base=place / "base", data=place / "data", num_workers=1, progress=heard
     )
+    row = next(r for r in results.variants["full"].comparison if r.method == "without")
+    assert row.validation is None  # a distance is no score
     assert "merge full 0 without" in heard.done
     (report,) = (folder / "steps").glob("merge-full-0-without-*/tuning.json")
     content = json.loads(report.read_text())

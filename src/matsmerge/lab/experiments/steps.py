@@ -205,7 +205,8 @@ class Merge(Step[Outcome], kind="merge", output=RECIPE):
         shutil.rmtree(tuned.folder)
         return Outcome(
             test=scores,
-            validation=tuned.best.score,
+            # Without labels what is lowest is best, and is no score.
+            validation=None if self.is_unlabelled else tuned.best.score,
             chosen=dict(tuned.best.choice),
             num_tried=len(tuned.trials),
             recipe=without_paths(read_yaml(out / RECIPE, RecipeError)),
