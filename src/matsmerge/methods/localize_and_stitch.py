@@ -7,8 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method
-from matsmerge.methods.site import Site, Task, stack_deltas
-from matsmerge.methods.trimming import find_thresholds, trim_
+from matsmerge.methods.site import Site, Task
+from matsmerge.methods.trimming import measure_thresholds, stack_trimmed
 
 
 class LocalizeAndStitch(Method):
@@ -29,17 +29,11 @@ class LocalizeAndStitch(Method):
         return "model"
 
     def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
-        densities = [task.density for task in tasks]
-        if min(densities) == 1:
-            return {}
-        return {"thresholds": (yield from find_thresholds(densities, num_elements))}
+        return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
     def merge(self, site: Site) -> Tensor:
         base = site.load_base()
-        deltas = stack_deltas(site, base)
-        if site.measured:
-            for delta, threshold in zip(deltas, site.measured["thresholds"], strict=True):
-                trim_(delta, threshold)
+        deltas = stack_trimmed(site, base)
         weights = deltas.new_tensor([task.weight for task in site.tasks])
         merged = weights @ deltas
         overlap = weights @ deltas.ne(0).to(deltas.dtype)

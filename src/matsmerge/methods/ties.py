@@ -8,8 +8,8 @@ from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method
 from matsmerge.methods.sign_election import merge_agreeing
-from matsmerge.methods.site import Site, Task, stack_deltas
-from matsmerge.methods.trimming import find_thresholds, trim_
+from matsmerge.methods.site import Site, Task
+from matsmerge.methods.trimming import measure_thresholds, stack_trimmed
 
 
 class Ties(Method):
@@ -35,17 +35,11 @@ class Ties(Method):
         return "model" if self.trim == "global" else "parameter"
 
     def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
-        densities = [task.density for task in tasks]
-        if min(densities) == 1:
-            return {}
-        return {"thresholds": (yield from find_thresholds(densities, num_elements))}
+        return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
     def merge(self, site: Site) -> Tensor:
         base = site.load_base()
-        deltas = stack_deltas(site, base)
-        if site.measured:
-            for delta, threshold in zip(deltas, site.measured["thresholds"], strict=True):
-                trim_(delta, threshold)
+        deltas = stack_trimmed(site, base)
         weights = [task.weight for task in site.tasks]
         merged = merge_agreeing(deltas, weights, normalize=self.normalize)
         return base.add_(merged, alpha=self.scale)

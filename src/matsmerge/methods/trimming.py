@@ -19,11 +19,27 @@ from matsmerge.linalg.selection import (
     kth_largest,
     tally,
 )
-from matsmerge.methods.method import Pass
-from matsmerge.methods.site import Site, load_deltas
+from matsmerge.methods.method import Measuring, Pass
+from matsmerge.methods.site import Site, load_deltas, stack_deltas
 
 SAMPLE_ABOVE = 1 << 17  # fewer values than this are simply collected
 _SAMPLE_BLOCK = 1 << 12
+
+
+def measure_thresholds(densities: Sequence[float], num_elements: int) -> Measuring:
+    """What `stack_trimmed` needs to know; nothing where all entries are kept."""
+    if min(densities) == 1:
+        return {}
+    return {"thresholds": (yield from find_thresholds(densities, num_elements))}
+
+
+def stack_trimmed(site: Site, base: Tensor) -> Tensor:  # (models, elements)
+    """Task vectors with what is below their thresholds set to zero."""
+    deltas = stack_deltas(site, base)
+    if site.measured:
+        for delta, threshold in zip(deltas, site.measured["thresholds"], strict=True):
+            trim_(delta, threshold)
+    return deltas
 
 
 def trim_(delta: Tensor, threshold: float) -> None:
