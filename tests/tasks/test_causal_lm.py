@@ -88,7 +88,7 @@ def test_the_end_of_a_long_prompt_is_kept(tmp_path: Path) -> None:
     assert example.labels == [IGNORED] * 3 + [10, 11, 3]
     example = task.encode({"input": "a b c", "target": "d e f g h i"}, 1)
     assert example.ids == [6, 7, 8, 9, 10, 11]
-    assert task.notes == ["2 examples were longer than 6 tokens and cut"]
+    assert task.notes == ["2 examples were longer than 6 tokens and cut, the longest by 5 tokens"]
 
 
 def test_beginnings_and_ends(tmp_path: Path) -> None:

@@ -67,7 +67,9 @@ def test_positions_suffice_for_the_longest(tmp_path: Path) -> None:
         assert len(example.labels) == 11
         batch = loaded.task.collate([example])
         assert loaded.task.predict(loaded.model, batch).losses().isfinite().all()
-    assert loaded.task.notes == ["2 examples were longer than 12 tokens and cut"]
+    assert loaded.task.notes == [
+        "2 examples were longer than 12 tokens and cut, the longest by 41 tokens"
+    ]
 
 
 def test_shift_without_a_models_own(tmp_path: Path) -> None:

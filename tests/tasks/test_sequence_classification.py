@@ -62,7 +62,9 @@ def test_long_texts_are_cut_and_counted(tmp_path: Path) -> None:
     lengths = [example.length for example in encode_all(loaded.task, data)]
     assert lengths == [3, 8, 8, 8]
     encode_all(loaded.task, data)
-    assert loaded.task.notes == ["2 examples were longer than 8 tokens and cut"]
+    assert loaded.task.notes == [
+        "2 examples were longer than 8 tokens and cut, the longest by 94 tokens"
+    ]
     unlimited = load_model(folder).task
     assert max(example.length for example in encode_all(unlimited, data)) == 32
     with pytest.raises(DataError, match="max_length from 1 to 32, .* found 33"):

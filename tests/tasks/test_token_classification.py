@@ -80,6 +80,6 @@ def test_lists_in_text_files_and_words_without_tokens(folder: Path) -> None:
     task.encode({"tokens": ["a", " "], "labels": [0, 1]}, 1)
     task.encode({"tokens": ["a", "b", "c"], "labels": [0, 1, 1]}, 2)
     assert task.notes == [
-        "1 example was longer than 4 tokens and cut",
+        "1 example was longer than 4 tokens and cut, by 1 token",
         "1 examples have words without tokens, which are not predicted",
     ]

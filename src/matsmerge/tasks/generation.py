@@ -63,7 +63,7 @@ class Generation(RowReader[EncodedPrompt]):
             return EncodedPrompt(number, answer.length, answer.ids, target, answer)
         prompt = self.inner.encode_prompt(number, text)
         if len(prompt) > self._max_prompt:
-            self.inner.encoder.truncated.add(number)
+            self.inner.encoder.note_cut(number, len(prompt) - self._max_prompt)
             prompt = prompt[-self._max_prompt :]
         return EncodedPrompt(number, len(prompt) + self.max_new_tokens, prompt, target, answer)
 

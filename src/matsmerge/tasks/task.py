@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -21,6 +21,8 @@ from matsmerge.problems import noted
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.prediction import IGNORED, Prediction, Reduction
 
+Turns = Literal["assistant", "all"]
+
 
 @dataclass(frozen=True)
 class TaskOptions:
@@ -31,6 +33,8 @@ class TaskOptions:
     length_normalize: bool = False  # multiple choice: mean instead of sum of log-probabilities
     need_targets: bool = True  # False: a column of labels is not looked at
     class_prompts: tuple[str, ...] = ()  # images: texts with {label}, from which a head is made
+    turns: Turns = "assistant"  # conversations: whose tokens are predicted
+    packing: bool = False  # texts of language models: several in one sequence
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,14 @@ class RowReader(ABC, Generic[E]):
     @abstractmethod
     def collate(self, examples: Sequence[E]) -> Batch:
         """Examples as one batch, padded to the longest."""
+
+    def pack(self, examples: list[E]) -> list[E]:
+        """Several examples in one, if that is asked for."""
+        if self.options.packing:
+            raise DataError(
+                f"packing: joins texts of causal_lm, and cannot be done for {self.kind}"
+            )
+        return examples
 
     @property
     def notes(self) -> list[str]:
@@ -198,7 +210,7 @@ def encode_all(
                     own[name] = image_source(own[name], data.folder)
             encoded.append(task.encode(own, number))
     refuse(problems)
-    return encoded
+    return task.pack(encoded)
 
 
 def _choose_columns(

@@ -19,7 +19,7 @@ from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.limits import MOST_AT_ONCE, NUM_SEEDS
 from matsmerge.problems import problems_of
 from matsmerge.tasks.kinds import TASKS, TaskKind
-from matsmerge.tasks.task import TaskOptions
+from matsmerge.tasks.task import TaskOptions, Turns
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -49,6 +49,8 @@ class TaskFile(BaseModel):
     head: str | None = None
     tokenizer: str | None = None
     length_normalize: bool = False
+    turns: Turns = "assistant"  # whose tokens of a conversation are predicted
+    packing: bool = False  # several texts of a language model in one sequence
     template: str | Wording | list[str | Wording] | None = None
     choices: list[str] | None = Field(default=None, min_length=2)  # of templates without any
     metrics: list[str] | None = Field(default=None, min_length=1)  # the first is what is tuned for
@@ -73,7 +75,13 @@ class TaskFile(BaseModel):
         """The options that concern how rows are encoded."""
         prompts = tuple(w.text for w in self._wordings) if self._is_about_classes else ()
         return TaskOptions(
-            self.max_length, self.labels, self.length_normalize, need_targets, prompts
+            self.max_length,
+            self.labels,
+            self.length_normalize,
+            need_targets,
+            prompts,
+            self.turns,
+            self.packing,
         )
 
     @property

@@ -21,7 +21,7 @@ DEFAULT_MAX_LENGTH = 512
 # Text is cut before it is tokenized, which takes hundreds of bytes for each character: to so many
 # characters for each token that is kept, if these are enough.
 _CHARS_PER_TOKEN = 32
-_MAX_CHARS = 2**20
+MAX_CHARS = 2**20
 _MIN_LONG = 2**12
 _SPARE_TOKENS = 8  # where a text is cut, its tokens may be others
 # One of these holds the vocabulary; without it, transformers would make up an empty tokenizer.
@@ -43,7 +43,8 @@ class TextEncoder:
     max_length: int
     max_positions: int | None = None  # of the model, which takes no more; None: any number
     use_token_types: bool = False
-    truncated: set[int] = field(default_factory=set)  # numbers of examples
+    truncated: dict[int, int] = field(default_factory=dict)  # example -> tokens that were cut
+    has_shortened: bool = False  # some text before it was tokenized: they are at least so many
 
     @classmethod
     def for_model(cls, model: nn.Module, folder: Path, max_length: int | None) -> "TextEncoder":
@@ -89,12 +90,21 @@ class TextEncoder:
 
     @property
     def notes(self) -> list[str]:
-        """How many examples did not fit."""
+        """How many examples did not fit, and by how much."""
         num = len(self.truncated)
         if not num:
             return []
-        were = "example was" if num == 1 else "examples were"
-        return [f"{num} {were} longer than {self.max_length} tokens and cut"]
+        were, longest = ("example was", "") if num == 1 else ("examples were", " the longest")
+        at_least = "at least " if self.has_shortened else ""
+        most = max(self.truncated.values())
+        return [
+            f"{num} {were} longer than {self.max_length} tokens and cut,{longest} by "
+            f"{at_least}{most} token{'s' * (most != 1)}"
+        ]
+
+    def note_cut(self, number: int, num_tokens: int) -> None:
+        """Remember that so many tokens of an example, or of one of its parts, did not fit."""
+        self.truncated[number] = max(num_tokens, self.truncated.get(number, 0))
 
     def encode(
         self,
@@ -115,20 +125,21 @@ class TextEncoder:
         pair = self._cut(pair, limit)
         if "text_target" in options:
             options["text_target"] = self._cut(options["text_target"], limit)
-        features = self._tokenize(text, pair, truncation=True, max_length=limit, **options)
+        features = self.tokenize(text, pair, truncation=True, max_length=limit, **options)
         if len(features["input_ids"]) >= limit:
-            whole = self._tokenize(text, pair, **options)
+            whole = self.tokenize(text, pair, **options)
             if len(whole["input_ids"]) > limit:
-                self.truncated.add(number)
+                self.note_cut(number, len(whole["input_ids"]) - limit)
         return features
 
     def ids(self, text: str, *, special: bool = True, from_end: bool = False) -> Ids:
         """A text's ids, uncut; a very long text keeps one end, with more tokens than fit."""
         text = self._cut(text, self.max_length, from_end=from_end)
-        ids: Ids = self._tokenize(text, add_special_tokens=special)["input_ids"]
+        ids: Ids = self.tokenize(text, add_special_tokens=special)["input_ids"]
         return ids
 
-    def _tokenize(self, text: Any, pair: Any = None, **options: Any) -> Any:
+    def tokenize(self, text: Any, pair: Any = None, **options: Any) -> Any:
+        """The tokenizer's features of a text as it is, unless told otherwise."""
         options = {"truncation": False, "verbose": False} | options
         with refusing_panics():
             return self.tokenizer(text, pair, **options)
@@ -140,14 +151,15 @@ class TextEncoder:
         if from_end is None:
             from_end = self.tokenizer.truncation_side == "left"
         part = _part(text, _CHARS_PER_TOKEN * limit + _MIN_LONG, from_end=from_end)
-        tokens = self._tokenize(part, is_split_into_words=isinstance(text, list))["input_ids"]
+        tokens = self.tokenize(part, is_split_into_words=isinstance(text, list))["input_ids"]
         if len(tokens) > limit + _SPARE_TOKENS:
+            self.has_shortened = True
             return part
-        if _num_chars(text) > _MAX_CHARS:
+        if _num_chars(text) > MAX_CHARS:
             raise DataError(
                 f"a text of {_num_chars(text):,} characters begins with {_num_chars(part):,} that "
                 f"are only {len(tokens)} tokens, so it would have to be read as a whole, which is "
-                f"done up to {_MAX_CHARS:,} characters; is it text? Cut it"
+                f"done up to {MAX_CHARS:,} characters; is it text? Cut it"
             )
         return text
 
