@@ -20,7 +20,7 @@ def test_names() -> None:
         "Advice", "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
         "Finding", "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError",
         "PlannedMerge", "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
-        "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
+        "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
         "open_checkpoint", "open_statistics", "plan", "read_recipe",
     ]  # fmt: skip
     for name in matsmerge.__all__:
@@ -77,6 +77,9 @@ def test_collect_signature() -> None:
     assert list(inspect.signature(matsmerge.collect).parameters) == [
         "model", "batches", "statistics", "loss", "checkpoint", "name", "data", "out", "dtype",
         "overwrite", "resume", "progress", "options",
+    ]  # fmt: skip
+    assert list(inspect.signature(matsmerge.StatisticsCallback).parameters) == [
+        "data", "statistics", "num_examples", "on", "loss", "name", "dtype", "options",
     ]  # fmt: skip
     assert list(CollectionOptions.model_fields) == [
         "statistics", "fisher", "reduction", "num_samples", "seed", "bias", "parameters", "held_out",

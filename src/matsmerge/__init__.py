@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from matsmerge.recipes.recipe_file import read_recipe
     from matsmerge.statistics.collection_run import collect
     from matsmerge.statistics.statistics import Statistics
+    from matsmerge.statistics.statistics_callback import StatisticsCallback
     from matsmerge.statistics.statistics_file import open_statistics
 
 _HOMES = {
@@ -42,6 +43,7 @@ _HOMES = {
     "Recipe": "matsmerge.recipes.recipe",
     "SerialExecutor": "matsmerge.engine.executor",
     "Statistics": "matsmerge.statistics.statistics",
+    "StatisticsCallback": "matsmerge.statistics.statistics_callback",
     "advise": "matsmerge.api",
     "collect": "matsmerge.statistics.collection_run",
     "extract_lora": "matsmerge.api",
@@ -71,6 +73,7 @@ __all__ = [
     "ResourceError",
     "SerialExecutor",
     "Statistics",
+    "StatisticsCallback",
     "StatisticsError",
     "__version__",
     "advise",

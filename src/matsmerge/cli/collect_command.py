@@ -204,7 +204,7 @@ def collect(
 def _targets(given: Models) -> list[Path]:
     """Where to write the statistics of each model."""
     from matsmerge.checkpoints.source import local_path
-    from matsmerge.engine.evidence import BESIDE
+    from matsmerge.statistics.statistics_file import BESIDE
 
     models, out = given.models, given.out
     if not out:

@@ -20,9 +20,8 @@ from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.statistics.kinds import arrays_of, includes, kind_of
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Statistics, check_belongs
-from matsmerge.statistics.statistics_file import open_statistics
+from matsmerge.statistics.statistics_file import BESIDE, open_statistics
 
-BESIDE = "statistics.safetensors"  # looked for beside a model
 _LANCZOS_STEPS = 12
 _EXACT_DIM = 128
 

@@ -76,7 +76,7 @@ def collect(
     names = None if checkpoint is None else match_names(model, source)
     origin = Origin(name=public_name(name or source.label), fingerprint=fingerprint(source))
     collection = Collection(model, checked, loss, names)
-    batches = _assign(batches, checked)
+    batches = assign_sets(batches, checked)
     of_data = Origin(name=public_name(data), fingerprint="")
     result = run(collection, batches, origin, of_data, output, progress)
     for note in collection.notes:
@@ -84,7 +84,7 @@ def collect(
     return result
 
 
-def _assign(batches: Iterable[Any], options: CollectionOptions) -> Iterable[tuple[str, Any]]:
+def assign_sets(batches: Iterable[Any], options: CollectionOptions) -> Iterable[tuple[str, Any]]:
     """Every so many batches go to the held-out set."""
     share = options.held_out
     for i, batch in enumerate(batches):

@@ -21,6 +21,8 @@ from matsmerge.statistics.kinds import KINDS, kind_of
 from matsmerge.statistics.kinds.statistic import Form, InputStatistic, OutputStatistic
 from matsmerge.statistics.statistics import FORMAT_VERSION, Header, Statistics
 
+BESIDE = "statistics.safetensors"  # looked for beside a model
+
 _METADATA_KEY = "matsmerge_statistics"
 _IDENTITY_KEY = "matsmerge_collection"  # a digest, by which --resume knows what is finished
 # Not float16: squared gradients are smaller than its smallest number.

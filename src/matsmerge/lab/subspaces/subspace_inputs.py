@@ -5,14 +5,13 @@ from typing import TypeVar
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.source import open_checkpoint
-from matsmerge.engine.evidence import BESIDE
 from matsmerge.engine.merge_file import read_merged_recipe
 from matsmerge.engine.private_paths import read_paths
 from matsmerge.errors import CheckpointError, RecipeError
 from matsmerge.lab.subspaces.subspace_view import Task
 from matsmerge.problems import noted
 from matsmerge.recipes.recipe import short_names
-from matsmerge.statistics.statistics_file import open_statistics
+from matsmerge.statistics.statistics_file import BESIDE, open_statistics
 
 T = TypeVar("T")
 
