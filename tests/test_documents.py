@@ -24,6 +24,7 @@ def blocks(language: str) -> list[str]:
     return [b for page in PAGES for b in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)]
 
 
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # of machines without a GPU
 @pytest.mark.parametrize("code", blocks("python"))
 def test_python(code: str) -> None:
     exec(compile(code, "README.md", "exec"), {})

@@ -71,6 +71,20 @@ def language(folder: Path) -> tuple[Path, Rows, list[str]]:
     return save(model, folder / "model", make_tokenizer()), rows, options
 
 
+def conversations(folder: Path) -> tuple[Path, Rows, list[str]]:
+    model = LlamaForCausalLM(llama_config()).double()
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role[0] + ' ' + m.content + ' </s> ' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'a ' }}{% endif %}"
+    )
+    rows = [
+        {"messages": [{"role": "user", "content": t}, {"role": "assistant", "content": t[::-1]}]}
+        for t in SENTENCES
+    ]
+    return save(model, folder / "model", tokenizer), rows, []
+
+
 def choices(folder: Path) -> tuple[Path, Rows, list[str]]:
     model = T5ForConditionalGeneration(t5_config()).double()
     rows = [
@@ -139,8 +153,8 @@ def lora(folder: Path) -> tuple[Path, Rows, list[str]]:
 
 @pytest.mark.parametrize(
     "make",
-    [classification, words, seq2seq, language, choices, images, clip_with_head, encoder_with_head,
-     ia3, lora],
+    [classification, words, seq2seq, language, conversations, choices, images, clip_with_head,
+     encoder_with_head, ia3, lora],
 )  # fmt: skip
 def test_every_kind_of_task(
     make: Callable[[Path], tuple[Path, Rows, list[str]]], mats: Run, tmp_path: Path

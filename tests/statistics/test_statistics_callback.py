@@ -153,7 +153,8 @@ def test_at_the_end_the_model_and_its_statistics_are_in_the_folder(tmp_path: Pat
 def test_a_language_model_and_a_loader(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = LlamaForCausalLM(llama_config(tie_word_embeddings=True))
-    loader = DataLoader(make_rows(8), batch_size=2, collate_fn=pad_text)
+    rows: Any = make_rows(8)
+    loader: DataLoader[Any] = DataLoader(rows, batch_size=2, collate_fn=pad_text)
     callback = StatisticsCallback(loader, "kfac", num_examples=5, reduction="mean", held_out=0.4)
     train(model, tmp_path / "m", callback, collate=pad_text)
 
@@ -161,7 +162,7 @@ def test_a_language_model_and_a_loader(tmp_path: Path) -> None:
         logits = model(batch["input_ids"], batch["attention_mask"]).logits[:, :-1]
         targets = batch["labels"][:, 1:]
         losses = cross_entropy(logits.mT, targets, reduction="none", ignore_index=-100)
-        return losses.sum(1) / (targets != -100).sum(1)
+        return torch.div(losses.sum(1), (targets != -100).sum(1))
 
     found = matsmerge.open_statistics(tmp_path / "m" / "statistics.safetensors")
     assert {of: s.num_examples for of, s in found.header.sets.items()} == {"main": 4, "held_out": 2}

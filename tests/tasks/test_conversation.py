@@ -86,7 +86,11 @@ def test_other_spellings(tmp_path: Path) -> None:
     task = make_task(tmp_path / "m")
     names = {"system": "system", "user": "human", "assistant": "gpt"}
     other = [{"from": names[m["role"]], "value": m["content"]} for m in TALK]
-    rows = [{"conversations": other}, {"messages": TALK, "id": 3}, {"text": "a b"}]
+    rows: list[dict[str, Any]] = [
+        {"conversations": other},
+        {"messages": TALK, "id": 3},
+        {"text": "a b"},
+    ]
     examples = encode_all(task, write_rows(tmp_path / "d.jsonl", rows))
     assert [e.labels for e in examples] == [ANSWERS, ANSWERS, [NO, 4, 5]]
     renamed = write_rows(tmp_path / "e.jsonl", [{"chat": TALK}])
@@ -96,7 +100,7 @@ def test_other_spellings(tmp_path: Path) -> None:
 
 def test_what_all_rows_have_wrong_is_said_at_once(tmp_path: Path) -> None:
     task = make_task(tmp_path / "m")
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"messages": [{"role": "user", "content": None}, {"role": "user"}]},
         {"messages": "hello"},
         {"messages": []},

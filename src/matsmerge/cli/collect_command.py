@@ -83,7 +83,7 @@ class Examples(Options):
     columns: str | None = option(metavar="NAMES")
     """Which columns are meant, e.g. text=sentence,label=gold. Classification has text, text_pair,
     label; tokens, labels for words; image, label for images; seq2seq and language models input,
-    target (or text alone); multiple choice input, choices, label."""
+    target (or text alone, or messages); multiple choice input, choices, label."""
 
     split: str | None = None
     """Of a dataset with several."""

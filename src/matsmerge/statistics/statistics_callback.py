@@ -95,9 +95,10 @@ class StatisticsCallback(_TrainerCallback):  # type: ignore[misc]
         """Save the model, and collect from it."""
         if self._on != "train_end" or not state.is_world_process_zero:
             return
+        parts: list[Any] = [_unwrapped(given["model"]), given.get("processing_class")]
         with quiet():
-            for part in (_unwrapped(given["model"]), given.get("processing_class")):
-                if hasattr(part, "save_pretrained"):
+            for part in parts:
+                if part is not None:
                     part.save_pretrained(args.output_dir)
         self._write(args, Path(args.output_dir), given)
 
