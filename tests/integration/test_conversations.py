@@ -79,20 +79,16 @@ def test_collecting_and_merging_with_statistics(mats: Run, place: Path) -> None:
 
 
 def test_merging_along_the_merged_model(mats: Run, place: Path) -> None:
+    of_one = {"path": str(place / "one.jsonl"), "turns": "all", "max_length": 8}
+    of_two = {"path": str(place / "two.yaml"), "split": "train"}
     recipe = {
-        "base": "base",
+        "base": str(place / "base"),
         "method": "mats_cross",
         "models": [
-            {"model": "one", "data": {"path": "one.jsonl", "turns": "all", "max_length": 8}},
-            {"model": "two", "data": {"path": "two.yaml", "split": "train"}},
+            {"model": str(place / "one"), "data": of_one},
+            {"model": str(place / "two"), "data": of_two},
         ],
     }
-    for part in (recipe, *recipe["models"]):  # type: ignore[misc]
-        for key in ("base", "model"):
-            if key in part:
-                part[key] = str(place / part[key])
-        if "data" in part:
-            part["data"]["path"] = str(place / part["data"]["path"])
     (place / "recipe.yaml").write_text(json.dumps(recipe))
     run(mats, "merge", place / "recipe.yaml", "-o", place / "merged")
     found = run(mats, "evaluate", place / "merged", "--task", place / "one.yaml", "--json")

@@ -177,6 +177,22 @@ def test_a_language_model_and_a_loader(tmp_path: Path) -> None:
     check_same(found, expected)
 
 
+def test_mixed_precision_is_for_training_alone(tmp_path: Path) -> None:
+    """The model runs in its own precision, as it is saved, and is trained on as it was."""
+    rows = [{"input_ids": row["input_ids"], "label": row["label"]} for row in make_rows(3)]
+    weights = []
+    for name, callbacks in (("with", [StatisticsCallback(rows, on="save")]), ("without", [])):
+        model = bert()
+        options = {"save_strategy": "steps", "save_steps": 2, "save_only_model": True}
+        train(model, tmp_path / name, *callbacks, bf16=True, **options)
+        weights.append(model.state_dict())
+    assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[1])
+    folder = tmp_path / "with" / "checkpoint-2"
+    loaded = BertForSequenceClassification.from_pretrained(folder)
+    found = matsmerge.open_statistics(folder / "statistics.safetensors")
+    check_same(found, matsmerge.collect(loaded, [pad(rows)], checkpoint=folder))
+
+
 def test_only_the_first_process_collects(tmp_path: Path) -> None:
     callback = StatisticsCallback(make_rows(3))
     state = TrainerState(is_world_process_zero=False)

@@ -1,18 +1,22 @@
 """Messages by hand: which tokens a template makes of them, and which of these are predicted."""
 
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_models import WORDS, llama_config, make_tokenizer, save, write_rows
-from transformers import LlamaForCausalLM
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from matsmerge.data.template import Wording, Wordings
 from matsmerge.errors import DataError
+from matsmerge.tasks.conversation import encode_conversation
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.prediction import IGNORED
 from matsmerge.tasks.task import encode_all
 from matsmerge.tasks.task_file import TaskFile
+from matsmerge.tasks.text_encoder import TextEncoder
 
 SYSTEM, USER, ASSISTANT, THINK, END = 20, 21, 22, 23, 3
 TEMPLATE = (
@@ -65,6 +69,45 @@ def test_only_what_the_assistant_says_is_predicted(template: str, tmp_path: Path
     assert example.ids == IDS
     assert example.labels == ANSWERS
     assert task.notes == []
+
+
+IM = "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+POPULAR = {
+    "chatml": (
+        f"{{% for m in messages %}}{IM}{{% endfor %}}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
+        ["how are you<|im_end|>\n", "what is it<|im_end|>\n"],
+    ),
+    "mistral": (
+        "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
+        "{{ '[INST] ' + m.content + ' [/INST]' }}{% else %}"
+        "{{ ' ' + m.content + eos_token }}{% endif %}{% endfor %}",
+        [" how are you</s>", " what is it</s>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POPULAR)
+def test_popular_templates_with_tokens_of_bytes(name: str) -> None:
+    template, expected = POPULAR[name]
+    special = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokens.train_from_iterator(["how are you", "what is it assistant user"] * 9, trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=tokens, bos_token="<s>", eos_token="</s>", chat_template=template
+    )
+    messages = talk("hello there", "how are you", "fine", "what is it")
+    ids, counted = encode_conversation(TextEncoder(tokenizer, 512), messages, "assistant")
+    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(messages, tokenize=False)
+    groups = groupby(zip(ids, counted, strict=True), key=lambda one: one[1])
+    found = [tokenizer.decode([i for i, _ in group]) for is_counted, group in groups if is_counted]
+    assert found == expected
 
 
 def test_all_turns(tmp_path: Path) -> None:

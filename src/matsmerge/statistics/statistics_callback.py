@@ -166,15 +166,19 @@ def losses_by_labels(model: nn.Module, batch: Any) -> Prediction:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
-    """Random numbers by a seed and all parameters free of gradients; then all is as it was."""
+def _undisturbed(model: Any, seed: int) -> Iterator[None]:
+    """Random numbers by a seed, all parameters free of gradients; then all is as it was."""
     kept = [(p, p.requires_grad, p.grad) for p in model.parameters()]
+    # Accelerate trains in mixed precision by another forward; statistics have the model's own.
+    trained, own = (vars(model).get(key) for key in ("forward", "_original_forward"))
     of_python, of_numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         try:
             random.seed(seed)
             np.random.seed(seed % 2**32)
             torch.manual_seed(seed)
+            if own is not None:
+                model.forward = own
             for parameter, _, _ in kept:
                 parameter.grad = None
                 parameter.requires_grad_(parameter.is_floating_point())
@@ -182,6 +186,8 @@ def _undisturbed(model: nn.Module, seed: int) -> Iterator[None]:
         finally:
             random.setstate(of_python)
             np.random.set_state(of_numpy)
+            if own is not None:
+                model.forward = trained
             for parameter, requires, gradient in kept:
                 parameter.requires_grad_(requires)
                 parameter.grad = gradient
