@@ -120,3 +120,25 @@ def test_training_on_them(mats: Run, place: Path) -> None:
     before = LlamaForCausalLM.from_pretrained(place / "base").state_dict()
     after = LlamaForCausalLM.from_pretrained(place / "trained").state_dict()
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_packed_texts_are_fewer_examples(mats: Run, place: Path) -> None:
+    write_rows(place / "texts.jsonl", [{"text": text} for text in ("b c", "d", "e f g", "h i j")])
+    (place / "texts.yaml").write_text("data: texts.jsonl\npacking: true\nmax_length: 8\n")
+    said = run(
+        mats, "collect", place / "one", "--task", place / "texts.yaml", "--statistics", "kfac",
+        "--fisher", "true",
+    )  # fmt: skip
+    assert "4 texts were packed into 3 sequences, each an example" in said
+    header = open_statistics(place / "one" / "statistics.safetensors").header
+    assert header.num_examples == 3
+    # <s> and </s> with each text: 4 + 3, 5 and 5 tokens.
+    assert {*header.sets["main"].num_rows.values()} == {17}
+
+
+def test_a_template_that_is_missing_is_said_before_anything_runs(mats: Run, place: Path) -> None:
+    (place / "one" / "chat_template.jinja").unlink()
+    code, _, err = mats("collect", place / "one", "--data", place / "one.jsonl")
+    assert code == 1
+    assert "one: the tokenizer has no chat template, which messages need" in err
+    assert not (place / "one" / "statistics.safetensors").exists()
