@@ -122,6 +122,15 @@ def test_training_on_them(mats: Run, place: Path) -> None:
     assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
+def test_tuning_on_them(mats: Run, place: Path) -> None:
+    models = [str(place / "one"), str(place / "two")]
+    recipe = {"base": str(place / "base"), "models": models, "method": "task_arithmetic"}
+    (place / "recipe.yaml").write_text(json.dumps(recipe))
+    run(mats, "tune", place / "recipe.yaml", "--task", place / "one.yaml", "--search",
+        "scale=0.1,0.2", "--allow-overlap", "-o", place / "tuned")  # fmt: skip
+    assert (place / "tuned" / "model" / "model.safetensors").exists()
+
+
 def test_packed_texts_are_fewer_examples(mats: Run, place: Path) -> None:
     write_rows(place / "texts.jsonl", [{"text": text} for text in ("b c", "d", "e f g", "h i j")])
     (place / "texts.yaml").write_text("data: texts.jsonl\npacking: true\nmax_length: 8\n")
