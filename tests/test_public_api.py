@@ -144,7 +144,7 @@ def test_objectives_and_solvers() -> None:
     }
     assert {name: sorted(cls.model_fields) for name, cls in SOLVERS.items()} == {
         "cg": ["damping", "form", "iterations", "preconditioner", "stop", "tolerance"],
-        "closed_form": [],
+        "closed_form": ["precision"],
         "spectral_filter": ["share", "time"],
         "svc": ["least"],
         "essential_subspaces": ["power"],

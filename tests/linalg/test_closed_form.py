@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
+from matsmerge.linalg.closed_form import solve_diagonal, solve_gram, solve_gram_in_float32
 from matsmerge.linalg.eigenbasis import decompose, dense, solve_by_filter
 from matsmerge.linalg.operators import (
     Diagonal,
@@ -381,3 +381,45 @@ def test_ill_conditioned_grams_are_solved_in_float64() -> None:
         assert float((coarse.correction @ lowest).norm()) < 1e-6
         highest = q[:, values > 1e-5]
         torch.testing.assert_close(coarse.correction @ highest, mean @ highest, rtol=0, atol=1e-8)
+
+
+@few
+@given(seeds, widths, widths, task_weights)
+def test_inverse_in_float32_is_the_solution_to_float32(
+    seed: int, num_out: int, num_in: int, weighting: list[float]
+) -> None:
+    generator = seeded(seed)
+    start = normal(generator, num_out, num_in)
+    weights = [normal(generator, num_out, num_in) for _ in weighting]
+    grams = [c * regular_factor(generator, num_in) for c in weighting]
+    system = make_system(zip(map(Gram, grams), weights, strict=True), start)
+    solution = solve_gram_in_float32(system, start)
+    expected = DenseSystem([as_blocks(g, num_out) for g in grams], weights, start)
+    exact = expected.solve() + start
+    total = sum(grams[1:], grams[0])
+    right = sum((w @ g for w, g in zip(weights, grams, strict=True)), torch.zeros(()))
+    bound = 100 * float(torch.linalg.cond(total)) * torch.finfo(torch.float32).eps
+    size = float(right.norm() * torch.linalg.inv(total).norm())
+    assert float((solution.correction + start - exact).norm()) <= bound * size
+    assert solution.status is Status.SOLVED
+    expected.assert_reported(solution)
+
+
+def test_inverse_in_float32_starts_from_nothing() -> None:
+    """Equal models, which other solvers leave as they are, come out rounded."""
+    gram, weights = torch.eye(3, dtype=F64), torch.full((2, 3), 1 / 3, dtype=F64)
+    system = make_system([(Gram(gram), weights), (Gram(gram), weights)], weights)
+    merged = weights + solve_gram_in_float32(system, weights).correction
+    assert torch.equal(merged, weights.float().double())
+    assert not torch.equal(merged, weights)
+
+
+def test_what_float32_cannot_tell_from_singular_stays_at_the_init() -> None:
+    gram = torch.tensor([[1, 1], [1, 1 + 1e-9]], dtype=F64)
+    start, weights = torch.zeros(1, 2, dtype=F64), torch.ones(1, 2, dtype=F64)
+    system = make_system([(Gram(gram), weights)], start)
+    solution = solve_gram_in_float32(system, start)
+    assert solution.status is Status.SINGULAR
+    assert not solution.correction.any()
+    exact = solve_gram(system, stored=F64)
+    torch.testing.assert_close(exact.correction, weights, rtol=1e-5, atol=0)

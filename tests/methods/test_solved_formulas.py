@@ -62,6 +62,16 @@ def test_regmean(module: str) -> None:
     close(merged, top @ torch.linalg.inv(total(scaled)))
 
 
+@pytest.mark.parametrize("solver", ["closed_form", {"name": "closed_form", "precision": "float32"}])
+def test_regmean_in_either_precision(solver: Any) -> None:
+    merged = merge("regmean", off_diagonal=0.0, solver=solver)["out.weight"]
+    diagonals = [g.diagonal() for g in grams("out")]
+    top = total(s["out.weight"].double() * d for s, d in zip(STATES, diagonals, strict=True))
+    close(merged, top / total(diagonals), 1e-5)
+    exact = merge("regmean", off_diagonal=0.0)["out.weight"]
+    assert torch.equal(merged, exact) == (solver == "closed_form")
+
+
 def test_what_regmean_has_nothing_for_is_averaged() -> None:
     merged = merge("regmean")
     for name in ("embed.weight", "norm.weight", "norm.bias", "first.bias", "out.bias"):

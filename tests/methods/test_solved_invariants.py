@@ -109,6 +109,10 @@ def test_a_model_with_weight_zero_does_not_count() -> None:
     ("parameters", "reason"),
     [
         ({"objective": "kfac", "solver": "closed_form"}, "no closed form for 3 models"),
+        (
+            {"objective": "kfac", "solver": {"name": "closed_form", "precision": "float32"}},
+            "precision float32 is for Gram matrices, the objective is kfac",
+        ),
         ({"objective": "gram", "preconditioner": "kronecker"}, "K-FAC factors"),
         ({"objective": "fisher", "inputs": "merged"}, "is about the Gram matrices"),
         ({"objective": "kfac", "solver": "spectral_filter"}, "about eigenvalues of second moments"),

@@ -41,6 +41,19 @@ def solve_gram(
     return solve_by_filter(system, decomposed(matrix, stored), ridge)
 
 
+def solve_gram_in_float32(system: System, start: Tensor) -> Solution:
+    """X A = B with the inverse of A in float32, as RegMean's own code has it.
+
+    B = X0 A + R is what the models ask for, from no start. What rounding does to an ill-conditioned
+    A is the point: the paper explains by it why conjugate gradients give better merges.
+    """
+    right = (system.operator(start) + system.residual).float()
+    inverse, info = torch.linalg.inv_ex(dense(system.operator).float())
+    if bool((info != 0).any()):
+        return rate(system, torch.zeros_like(start), Status.SINGULAR)
+    return rate(system, (right @ inverse).double() - start, Status.SOLVED)
+
+
 def _lowest(factor: Tensor) -> Tensor:  # (..., d, d) -> (...)
     """About the lowest eigenvalue of L Lᵀ, from a few steps of inverse iteration."""
     generator = torch.Generator().manual_seed(0)

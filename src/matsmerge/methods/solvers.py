@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 
 from matsmerge.limits import MOST_ITERATIONS
-from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
+from matsmerge.linalg.closed_form import solve_diagonal, solve_gram, solve_gram_in_float32
 from matsmerge.linalg.conjugate_gradients import (
     conjugate_gradients,
     jacobi,
@@ -144,7 +144,13 @@ class ClosedForm(Solver):
 
     name = "closed_form"
 
+    precision: Literal["float64", "float32"] = Field(
+        "float64", description="float32: Gram matrices are inverted as RegMean's own code does it"
+    )
+
     def refusal(self, objective: Objective, num_products: int) -> str | None:
+        if self.precision == "float32" and objective.has_output_factors:
+            return f"precision float32 is for Gram matrices, the objective is {objective.name}"
         num = num_products + objective.is_anchored
         if objective.has_output_factors and num > 2:
             return (
@@ -158,6 +164,8 @@ class ClosedForm(Solver):
         operator = problem.system.operator
         if is_kronecker_sum(operator):
             return solve_pair(problem.system, problem.stored)
+        if is_gram(operator) and self.precision == "float32":
+            return solve_gram_in_float32(problem.system, problem.start)
         if is_gram(operator):
             return solve_gram(problem.system, stored=problem.stored, decomposed=problem.decompose)
         assert isinstance(operator, (Identity, Diagonal)), "no other sum has a closed form"
