@@ -9,7 +9,7 @@ import yaml
 from tiny_suite import METHODS, tiny_suite
 
 from matsmerge.errors import DataError, RecipeError
-from matsmerge.lab.experiments.sources import SOURCES
+from matsmerge.lab.experiments.sources import SOURCES, VERSIONS
 from matsmerge.lab.experiments.steps import Train
 from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.suite import Suite, find_suite, read_suite, suite_files
@@ -196,3 +196,24 @@ def test_a_merge_is_known_by_its_defaults_too() -> None:
     assert defaults.pop("scale") == TaskArithmetic().scale
     changed = replace(step, merging=replace(step.merging, with_defaults=defaults))
     assert changed.key != step.key
+
+
+def test_a_changed_source_is_a_changed_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    suite = find_suite("text-small")
+
+    def keys() -> dict[str, str]:
+        return {step.name: step.key for step in Plan(suite).steps if step.kind in ("make", "train")}
+
+    before = keys()
+    monkeypatch.setitem(VERSIONS, "tweets", 2)
+    second = keys()
+    changed = {name for name in before if before[name] != second[name]}
+    assert "data tweets" in changed
+    assert changed == {name for name in before if name.endswith(("tweets", "joint"))}
+    monkeypatch.setitem(VERSIONS, "tweets", 3)
+    assert keys()["data tweets"] != second["data tweets"]
+
+
+def test_versions_are_of_sources() -> None:
+    assert VERSIONS.keys() <= SOURCES.keys()
+    assert all(version > 1 for version in VERSIONS.values())

@@ -14,7 +14,7 @@ from matsmerge.errors import AnotherRunError, RecipeError
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.lab.evaluation.comparison import evaluate
 from matsmerge.lab.evaluation.task_evaluation import HEADS
-from matsmerge.lab.experiments.sources import SOURCES
+from matsmerge.lab.experiments.sources import SOURCES, VERSIONS
 from matsmerge.lab.experiments.step import Places, Source, Step, TaskInput
 from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL, Outcome, Scores
 from matsmerge.lab.training.training_options import TrainingOptions
@@ -40,6 +40,12 @@ class Make(Step[None], kind="make"):
 
     source: str  # a name in SOURCES
     options: Mapping[str, Any]
+
+    @property
+    def settings(self) -> Any:
+        """With the version of a source that was changed."""
+        version = VERSIONS.get(self.source)
+        return super().settings | ({} if version is None else {"version": version})
 
     def run(self, _: Places, out: Path, /) -> None:
         shutil.rmtree(out)

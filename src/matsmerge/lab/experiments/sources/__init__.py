@@ -50,6 +50,10 @@ SOURCES: dict[str, Callable[..., None]] = {
     "small_vit": small_vit,
 }
 
+# A source whose code was changed, so that the same settings give something else, has a version
+# here, 2 at first and then more: steps are known by it, and what was made before is not used again.
+VERSIONS: dict[str, int] = {}
+
 
 def setting_problems(source: str, settings: Mapping[str, Any]) -> Iterator[str]:
     """What is wrong with settings that a suite gives to a source."""
