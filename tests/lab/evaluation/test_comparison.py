@@ -179,9 +179,6 @@ def test_adapters_share_their_base(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert mine.losses().tolist() == pytest.approx(alone.losses().tolist(), rel=1e-5)
     assert found.models["a"]["base"] == found.models["b"]["base"]
     assert found.models["a"]["fingerprint"] != found.models["b"]["fingerprint"]
-    texts = TaskFile(name="x", data=str(tmp_path / "d.jsonl"), columns={"target": "input"})
-    with pytest.raises(DataError, match="which the task seq2seq has none of"):
-        evaluate([tmp_path / "a", tmp_path / "b"], [texts], ensemble=True)
 
 
 def test_everything_that_is_wrong_at_once(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from matsmerge.lab.experiments.sources.small_lm import chat, make_tokenizer
 from matsmerge.lab.experiments.suite import Suite, find_suite, make_suite
-from matsmerge.lab.experiments.suite_results import BASE, INDIVIDUAL, JOINT
+from matsmerge.lab.experiments.suite_results import BASE, ENSEMBLE, INDIVIDUAL, JOINT
 from matsmerge.lab.experiments.suite_run import run_suite
 
 SPLITS = {"train": 4, "statistics": 4, "validation": 2, "test": 2}
@@ -68,5 +68,5 @@ def test_every_method_merges_what_both_variants_train(place: Path) -> None:
     assert set(results.variants) == {"full", "lora"}
     for found in results.variants.values():
         rows = {row.method: row.test.tasks for row in found.comparison}
-        assert set(rows) == {*suite.methods, BASE, INDIVIDUAL, JOINT}
+        assert set(rows) == {*suite.methods, BASE, INDIVIDUAL, JOINT, ENSEMBLE}
         assert all(set(scores) == {"larger", "movies"} for scores in rows.values())

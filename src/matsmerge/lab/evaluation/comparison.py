@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.data.rows import Data
 from matsmerge.errors import DataError, closest
 from matsmerge.lab.evaluation.contestants import Models, name_models
+from matsmerge.lab.evaluation.ensemble_model import EnsembleModel
 from matsmerge.lab.evaluation.metrics import choose_metrics
 from matsmerge.lab.evaluation.outcome import Outcome
 from matsmerge.lab.evaluation.outcome import ensemble as average
@@ -49,7 +50,7 @@ def evaluate(
     `models` are paths or hub ids, or a mapping from names to them; `tasks` are task files. The
     split is `test`, unless given; of a single file without splits, all rows. `individual` maps each
     task's name to the model that was trained for it, to whose scores averages are normalised;
-    `ensemble` adds the mean of all models' probabilities.
+    `ensemble` adds the mean of all models' probabilities, of the next token where answers are text.
     """
     settings = Settings(num_examples, batch_size, max_tokens, device, dtype)
     prepared = prepare(name_models(models), tasks, split, individual or {}, ensemble, settings)
@@ -116,19 +117,42 @@ class Prepared:
                     f"{name}: the models would do different tasks with it, "
                     f"{' and '.join(sorted(found))}; say which in the task file (task:)"
                 )
-            elif self.ensemble and any(kind.writes_text for kind in found.values()):
-                problems.append(
-                    f"{name}: an ensemble needs probabilities of classes or choices, which the "
-                    f"task {next(iter(found))} has none of"
-                )
+            elif name in self._written_together:
+                problems += self._tokenizer_problems(name)
         DataError.raise_all(problems)
         for examined in self.examined.values():
             self._note(examined.notes)
 
+    @property
+    def _written_together(self) -> dict[str, list[_Run]]:
+        """Tasks whose answers are text, which an ensemble writes with all its models at once."""
+        asked = {name: [one for one in self._own_runs if one.task == name] for name in self.tasks}
+        return {
+            name: runs
+            for name, runs in asked.items()
+            if self.ensemble and self.examined[runs[0].key].kind.writes_text
+        }
+
+    @property
+    def _own_runs(self) -> list[_Run]:
+        return [one for one in self.runs if one.row != INDIVIDUAL]
+
+    def _tokenizer_problems(self, task: str) -> list[str]:
+        first, *others = self._written_together[task]
+        expected = self.examined[first.key]
+        return [
+            f"{task}: an ensemble that writes text needs models with one tokenizer, and that of "
+            f"{one.row} differs from that of {first.row} in its tokens or in how it reads the rows"
+            for one in others
+            if not self.examined[one.key].is_read_like(expected)
+        ]
+
     def run(self, progress: AnyProgress | None = None) -> Results:
         """Run every model."""
         told = listener(progress)
-        num_examples = sum(len(self.examined[one.key].examples) for one in self.runs)
+        together = self._written_together
+        asked = [*self.runs, *(runs[0] for runs in together.values())]
+        num_examples = sum(len(self.examined[one.key].examples) for one in asked)
         told.stage("evaluating", num_examples, "examples")
         outcomes: dict[str, dict[str, Outcome]] = {}
         about: dict[str, dict[str, Any]] = {}
@@ -142,7 +166,18 @@ class Prepared:
             mine.update(what)
             if one.head is not None:
                 mine.setdefault("heads", {})[one.task] = fingerprint(open_checkpoint(one.head))
-        return self._results(outcomes, about)
+        self.kept = KeptBase()
+        written = {}
+        for name, runs in together.items():
+            told.advance(0, f"{ENSEMBLE} on {name}")
+            written[name] = self._run_together(runs, told)
+        return self._results(outcomes, about, written)
+
+    def _run_together(self, runs: Sequence[_Run], progress: Progress) -> Outcome:
+        """What several models write together; all of them are in memory, each with its base."""
+        each = [self._load(one, KeptBase()) for one in runs]
+        whole = replace(each[0], model=EnsembleModel([loaded.model for loaded in each]))
+        return run(whole, self.examined[runs[0].key], self.settings, progress)
 
     def _run_one(self, one: _Run, progress: Progress) -> tuple[Outcome, dict[str, Any]]:
         """A model's answers and its description; the model itself is freed on return."""
@@ -156,21 +191,24 @@ class Prepared:
             about["base"] = fingerprint(loaded.base)
         return outcome, about
 
-    def _load(self, one: _Run) -> LoadedModel:
+    def _load(self, one: _Run, kept: KeptBase | None = None) -> LoadedModel:
         return load_model(
             one.source,
             self.tasks[one.task].file,
             head=one.head,
             dtype=self.settings.dtype,
             device=self.settings.device,
-            kept=self.kept,
+            kept=kept or self.kept,
         )
 
     def _note(self, notes: Sequence[str]) -> None:
         self.notes += [note for note in notes if note not in self.notes]
 
     def _results(
-        self, outcomes: dict[str, dict[str, Outcome]], about: dict[str, dict[str, Any]]
+        self,
+        outcomes: dict[str, dict[str, Outcome]],
+        about: dict[str, dict[str, Any]],
+        written: Mapping[str, Outcome],
     ) -> Results:
         of_task = {name: examined for (_, name), examined in self.examined.items()}
         # These two rows come last.
@@ -179,7 +217,9 @@ class Prepared:
         if self.ensemble:
             rows = list(outcomes)
             outcomes[ENSEMBLE] = {
-                name: average(
+                name: written[name]
+                if name in written
+                else average(
                     [outcomes[row][name] for row in rows],
                     length_normalize=asked.file.length_normalize,
                 )

@@ -1,7 +1,7 @@
 """One model on one task."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from matsmerge.tasks.loaded_model import LoadedModel
 from matsmerge.tasks.prediction import IGNORED, Prediction
 from matsmerge.tasks.task import Encoded, Task, encode_all
 from matsmerge.tasks.task_file import TaskFile
+from matsmerge.tasks.text_task import AnswerTask
 
 HEADS = "heads"
 
@@ -69,6 +70,11 @@ class Examined:
     data: str  # fingerprint of the rows used
     split: str | None
     notes: list[str]
+    tokens: Mapping[str, int] | None = None  # the tokenizer's, where answers are text
+
+    def is_read_like(self, other: "Examined") -> bool:
+        """Whether two models have the same tokens, and see the same ones of every example."""
+        return self.tokens == other.tokens and self.examples == other.examples
 
 
 def encode(
@@ -99,6 +105,7 @@ def encode(
         fingerprint_rows(rows, data.folder),
         data.split,
         [f"{name}: {note}" for note in (*doing.notes, *_missing_labels(data, task_file, num))],
+        task.encoder.tokenizer.get_vocab() if isinstance(task, AnswerTask) else None,
     )
 
 
