@@ -45,6 +45,8 @@ class EncoderWithHead(nn.Module):
     logits = exp(s) W e / |e| + b             on a projected embedding e (zero-shot heads)
     """
 
+    base_model_prefix = "encoder"
+
     def __init__(
         self, encoder: nn.Module, head: nn.Linear, logit_scale: Tensor | None, *, projected: bool
     ) -> None:

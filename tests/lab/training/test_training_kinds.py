@@ -41,6 +41,7 @@ from transformers import (
     ViTModel,
 )
 
+from matsmerge.errors import DataError
 from matsmerge.lab.training.training_run import train
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.splits import read_split
@@ -159,6 +160,64 @@ def test_a_stored_head_on_clip(tmp_path: Path) -> None:
     assert trained.score is not None
     assert trained.score > 0.6
     assert accuracy(trained.folder, task, head=stored) == pytest.approx(trained.score)
+
+
+def colour_task(folder: Path, name: str, labels: list[str], more: str = "") -> Path:
+    """Which of three colours an image has most of, or which of two."""
+    g = torch.Generator().manual_seed(len(labels))
+    rows = []
+    for i in range(90):
+        image = torch.randint(0, 100, (8, 8, 3), generator=g)
+        image[..., i % len(labels)] += 150
+        rows.append({"image": image.tolist(), "label": labels[i % len(labels)]})
+    write_rows(folder / f"{name}.jsonl", rows)
+    (folder / f"{name}.yaml").write_text(
+        f"task: image_classification\ndata: {name}.jsonl\n{SPLITS}labels: {labels}\n{more}"
+    )
+    return folder / f"{name}.yaml"
+
+
+@pytest.fixture
+def clip(tmp_path: Path) -> Path:
+    return save(CLIPModel(clip_config()), tmp_path / "base", make_tokenizer())
+
+
+def test_several_tasks_on_clip_with_heads_made_of_text(clip: Path, tmp_path: Path) -> None:
+    made = "template: ['i {label}', '{label} j']\n"
+    tasks = [
+        colour_task(tmp_path, "three", ["a", "b c", "d"], made),
+        colour_task(tmp_path, "two", ["e f", "g"], made),
+    ]
+    options = QUICK | {"max_steps": 60, "freeze": ["head.*", "scale.*"]}
+    trained = train(clip, tasks, tmp_path / "out", **options)
+    before, after = load_file(clip / "model.safetensors"), weights(trained.folder)
+    assert before.keys() == after.keys()
+    changed = {n for n in before if not torch.equal(before[n], after[n])}
+    assert any(n.startswith("vision_model.encoder") for n in changed)
+    assert all(n.startswith(("vision_model.", "visual_projection.")) for n in changed)
+    kept = trained.manifest["checkpoints"][trained.manifest["kept"] // QUICK["eval_every"] - 1]
+    for task in tasks:
+        stored = trained.folder / "heads" / f"{task.stem}.safetensors"
+        own = load_model(clip, read_task_file(task)).model.get_parameter("head.weight")
+        assert torch.equal(load_file(stored)["weight"], own)
+        found = accuracy(trained.folder, task, head=stored)
+        assert found == pytest.approx(kept["scores"][task.stem])
+        assert found > 0.6
+
+
+def test_given_and_fresh_heads_do_not_go_together(clip: Path, tmp_path: Path) -> None:
+    made = colour_task(tmp_path, "made", ["a", "b"], "template: i {label}\n")
+    fresh = colour_task(tmp_path, "fresh", ["a", "b"])
+    with pytest.raises(DataError, match="fresh: has a fresh head, others a given one"):
+        train(clip, [made, fresh], tmp_path / "out")
+    for name, size in (("narrow", 8), ("wide", 16)):
+        save_file({"weight": torch.randn(2, size)}, tmp_path / f"{name}.safetensors")
+    tasks = [
+        colour_task(tmp_path, name, ["a", "b"], f"head: {name}.safetensors\n")
+        for name in ("narrow", "wide")
+    ]
+    with pytest.raises(DataError, match="one linear layer on the same output of the encoder"):
+        train(clip, tasks, tmp_path / "out")
 
 
 def test_words(tmp_path: Path) -> None:

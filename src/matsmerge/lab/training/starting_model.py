@@ -85,8 +85,8 @@ class StartingModel:
         """Load the model with heads and adapter; all random values depend on the seed alone."""
         if not tasks[0].kind.has_classes:
             start = self._text(tasks)
-        elif any(t.file.head is not None or t.file.options().class_prompts for t in tasks):
-            start = self._with_stored_head(tasks)
+        elif any(map(_has_given_head, tasks)):
+            start = self._with_given_heads(tasks)
         else:
             start = self._classifiers(tasks)
         _freeze(start.model, self.options.freeze)
@@ -101,26 +101,42 @@ class StartingModel:
         write = partial(write_model, adapted, self.origin)
         return Start(adapted, [adapted] * len(tasks), doing, write, notes)
 
-    def _with_stored_head(self, tasks: Sequence[PreparedTask]) -> Start:
-        task = tasks[0]
-        if len(tasks) > 1:
-            raise DataError(
-                "a head in a file of its own (head:) goes with one task; leave it out to train "
-                "several with fresh heads"
-            )
+    def _with_given_heads(self, tasks: Sequence[PreparedTask]) -> Start:
+        """Heads from files, or made of text."""
         if self.kind is not None:
             raise DataError(
-                f"{task.name}: a head in a file of its own (head:) goes with a full model, "
-                "not with an adapter; leave it out for a fresh head"
+                f"{tasks[0].name}: a head in a file of its own (head:) or made of text goes with a "
+                "full model, not with an adapter; leave it out for a fresh head"
             )
-        named = task.file.model_copy(update={"task": task.kind.kind})
-        dtype = dtype_name(self._dtype)
-        loaded = load_model(self.origin.source, named, dtype=dtype, device="cpu")
-        if isinstance(loaded.model, EncoderWithHead):
-            write = partial(write_as_stored, loaded, task.name)
-        else:
-            write = partial(write_model, loaded.model, self.origin)
-        return Start(loaded.model, [loaded.model], [loaded.task], write, loaded.notes)
+        if lacking := [task.name for task in tasks if not _has_given_head(task)]:
+            raise DataError(
+                f"{', '.join(lacking)}: has a fresh head, others a given one (head:, or a template "
+                "of class names); tasks that are trained together have heads of one kind"
+            )
+        each = [
+            load_model(
+                self.origin.source,
+                task.file.model_copy(update={"task": task.kind.kind}),
+                dtype=dtype_name(self._dtype),
+                device="cpu",
+            )
+            for task in tasks
+        ]
+        models = [loaded.model for loaded in each]
+        model, doing = models[0], [loaded.task for loaded in each]
+        notes = list(dict.fromkeys(note for loaded in each for note in loaded.notes))
+        encoders = {type(m.encoder) if isinstance(m, EncoderWithHead) else None for m in models}
+        if len(models) > 1:
+            if None in encoders or len(encoders) > 1:
+                raise DataError(
+                    "heads of tasks that are trained together are each one linear layer on the "
+                    "same output of the encoder; leave them out (head:) for fresh heads"
+                )
+            model = JointModel(models, {"head.weight", "head.bias"})
+        write = partial(write_as_stored, each, [task.name for task in tasks])
+        if None in encoders:
+            write = partial(write_model, model, self.origin)
+        return Start(model, models, doing, write, notes)
 
     def _classifiers(self, tasks: Sequence[PreparedTask]) -> Start:
         is_joint = len(tasks) > 1
@@ -181,6 +197,10 @@ class StartingModel:
         if self.options.dtype is None and self.kind is None:
             return torch.promote_types(dtype, torch.float32)
         return dtype
+
+
+def _has_given_head(task: PreparedTask) -> bool:
+    return task.file.head is not None or bool(task.file.options().class_prompts)
 
 
 class _TrainedTask(Content):

@@ -45,16 +45,21 @@ def write_joint(
         _write_head(folder, name, {n: model.get_parameter(n) for n in sorted(head)})
 
 
-def write_as_stored(loaded: LoadedModel, task: str, folder: Path) -> None:
-    """Save all tensors of the model's checkpoint with their trained values, and its head."""
-    model, checkpoint = loaded.model, loaded.checkpoint
+def write_as_stored(each: Sequence[LoadedModel], tasks: Sequence[str], folder: Path) -> None:
+    """Save all tensors of the checkpoint with their trained values, and the head of each task.
+
+    Models of several tasks share what is not their head.
+    """
+    first, checkpoint = each[0], each[0].checkpoint
     tensors = {name: checkpoint[name] for name in checkpoint.specs}
-    for name, stored in loaded.names.items():
-        tensors[stored] = model.get_parameter(name)
+    for name, stored in first.names.items():
+        tensors[stored] = first.model.get_parameter(name)
     _save(folder / "model.safetensors", tensors)
     assert checkpoint.folder is not None
     shutil.copyfile(checkpoint.folder / "config.json", folder / "config.json")
-    _write_head(folder, task, {s: model.get_parameter(n) for n, s in loaded.head_names.items()})
+    for task, one in zip(tasks, each, strict=True):
+        head = {stored: one.model.get_parameter(name) for name, stored in one.head_names.items()}
+        _write_head(folder, task, head)
 
 
 def _write_head(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
