@@ -13,6 +13,7 @@ from matsmerge.lab.experiments.suite_results import (
     Intermediate,
     Landscape,
     Point,
+    RankScore,
     Row,
     Scores,
     StepRecord,
@@ -36,6 +37,7 @@ MEANS = {
 }
 REFERENCES = ("base", "individual", "joint", "ensemble")
 INITS = ["average", "task_arithmetic", "ties", "regmean"]
+RANKS = [(4, 0.8, 10**6), (16, 0.88, 3 * 10**6), (64, 0.896, 10**7), (None, 0.897, 10**8)]
 OBJECTIVES = ["identity", "fisher", "gram", "kfac"]
 
 
@@ -91,6 +93,11 @@ def make_variant(chance: random.Random, seeds: int) -> VariantResults:
             for m in ("diagonal_fisher", "block_fisher")
             for e in ("empirical", "true")
             for s in ("train", "validation")
+        ],
+        ranks=[
+            RankScore(method="mats_kfac", rank=rank, seed=seed, score=score, num_bytes=size)
+            for rank, score, size in RANKS
+            for seed in range(seeds)
         ],
         curves=[
             Curve(

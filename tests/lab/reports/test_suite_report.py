@@ -25,6 +25,7 @@ from matsmerge.lab.reports.markdown import to_markdown
 from matsmerge.lab.reports.numbers import signed
 from matsmerge.lab.reports.page import to_page
 from matsmerge.lab.reports.sections.donor_scores import donor_scores
+from matsmerge.lab.reports.sections.rank_curves import rank_curves
 from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.suite_report import suite_report
 from matsmerge.lab.reports.variant import Variant
@@ -53,9 +54,34 @@ def scores_of(results: SuiteResults, method: str) -> list[float]:
 def test_every_part_has_its_section() -> None:
     assert titles(suite_report(make_results())) == [
         "What was merged", "Scores", "Init and objective", "Fisher information", "Iterations",
-        "Convergence of layers", "Cost", "Level sets", "Subspaces", "Intermediate tasks",
+        "Rank of statistics", "Convergence of layers", "Cost", "Level sets", "Subspaces", "Intermediate tasks",
         "Left to otherwise", "Recipes", "Provenance",
     ]  # fmt: skip
+
+
+def test_scores_by_rank_and_by_size() -> None:
+    results = make_results(seeds=2)
+    shown = figure(suite_report(results), "Accuracy against the rank of statistics")
+    by_rank, by_size = shown.plot.data
+    assert list(by_rank.x) == ["4", "16", "64", "full"]
+    assert list(by_rank.y) == list(by_size.y) == pytest.approx([80.0, 88.0, 89.6, 89.7])
+    assert list(by_size.x) == [10**6, 3 * 10**6, 10**7, 10**8]
+    assert shown.caption.startswith(
+        "mats_kfac of rank 64 is 0.1 points from whole statistics, with 10 % of their bytes. "
+    )
+    assert [row[:3] for row in shown.table.rows][::3] == [
+        ["mats_kfac", "4", "1 MB"], ["mats_kfac", "full", "100 MB"]
+    ]  # fmt: skip
+
+
+def test_ranks_of_a_suite_that_is_not_finished() -> None:
+    whole = make_variant(random.Random(0), 1)
+    some = whole.model_copy(update={"ranks": whole.ranks[2:0:-1]})
+    (shown,) = rank_curves(Variant(some, "full", str))
+    assert isinstance(shown, Figure)
+    assert list(shown.plot.data[0].x) == ["16", "64"]
+    assert shown.caption.startswith("Mean test scores")
+    assert rank_curves(Variant(whole.model_copy(update={"ranks": []}), "full", str)) == []
 
 
 def test_the_figure_that_contributors_are_shown() -> None:
@@ -165,7 +191,7 @@ def test_an_unfinished_suite_names_what_is_missing() -> None:
 
 def test_variants_stand_under_their_names() -> None:
     page = to_page(suite_report(make_results(seeds=1, variants=("full", "ia3"))))
-    assert page.count("<h3>full</h3>") == page.count("<h3>ia3</h3>") == 8
+    assert page.count("<h3>full</h3>") == page.count("<h3>ia3</h3>") == 9
     assert "<option>ia3: mats_kfac</option>" in page
 
 

@@ -124,7 +124,7 @@ class Merging:
 
     base: Source
     models: Mapping[str, Source]
-    statistics: Mapping[str, Collect]  # by model; empty if the method reads none
+    statistics: Mapping[str, Step[Any]]  # by model; empty if the method reads none
     method: str | Mapping[str, Any]
     with_defaults: Mapping[str, Any]  # the method's parameters, whose defaults may change
     heads: str | list[str] | None  # patterns of parameters that stay with their task

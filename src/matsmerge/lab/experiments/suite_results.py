@@ -138,6 +138,16 @@ class FisherScore(_Part):
     score: float  # the mean over tasks, validation split
 
 
+class RankScore(_Part):
+    """A method with second moments kept by a rank."""
+
+    method: str
+    rank: int | None  # None: whole ones
+    seed: int
+    score: float  # the mean over tasks, test split
+    num_bytes: Annotated[int, Field(ge=0)]  # that the statistics it reads take, of all models
+
+
 class CurvePoint(_Part):
     """A model on the way of the solver."""
 
@@ -215,6 +225,7 @@ class VariantResults(_Part):
     heat_map: list[Cell] = Field(default_factory=list)
     fisher: list[FisherScore] = Field(default_factory=list)
     curves: list[Curve] = Field(default_factory=list)
+    ranks: list[RankScore] = Field(default_factory=list)
     costs: list[Cost] = Field(default_factory=list)
     landscape: Landscape | None = None
     target: str | None = None

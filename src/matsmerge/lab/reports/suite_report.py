@@ -15,6 +15,7 @@ from matsmerge.lab.reports.sections.fisher_ways import fisher_ways
 from matsmerge.lab.reports.sections.init_gains import init_gains
 from matsmerge.lab.reports.sections.iteration_curves import iteration_curves
 from matsmerge.lab.reports.sections.level_sets import level_sets
+from matsmerge.lab.reports.sections.rank_curves import rank_curves
 from matsmerge.lab.reports.sections.score_dots import suite_scores
 from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.variant import Variant
@@ -42,6 +43,7 @@ def suite_report(results: SuiteResults) -> doc.Report:
         "Init and objective": each(init_gains),
         "Fisher information": each(fisher_ways),
         "Iterations": each(iteration_curves),
+        "Rank of statistics": each(rank_curves),
         "Convergence of layers": merge_details.convergence(merges),
         "Cost": each(cost_scatter),
         "Level sets": each(level_sets),

@@ -9,6 +9,7 @@ from matsmerge.lab.experiments.studies.merge_studies import (
     HeatMap,
     IntermediateStudy,
 )
+from matsmerge.lab.experiments.studies.rank_study import RankStudy
 from matsmerge.lab.experiments.studies.study import Study
 from matsmerge.lab.experiments.studies.subspace_study import SubspaceStudy
 from matsmerge.lab.experiments.suite_parts import Part
@@ -20,6 +21,7 @@ class Studies(Part):
     heat_map: HeatMap | None = None
     fisher: FisherStudy | None = None
     curves: CurveStudy | None = None
+    ranks: RankStudy | None = None
     costs: CostStudy | None = None
     landscape: LandscapeStudy | None = None
     subspaces: SubspaceStudy | None = None
