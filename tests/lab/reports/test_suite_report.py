@@ -25,6 +25,7 @@ from matsmerge.lab.reports.markdown import to_markdown
 from matsmerge.lab.reports.numbers import signed
 from matsmerge.lab.reports.page import to_page
 from matsmerge.lab.reports.sections.donor_scores import donor_scores
+from matsmerge.lab.reports.sections.level_sets import level_sets
 from matsmerge.lab.reports.sections.rank_curves import rank_curves
 from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.suite_report import suite_report
@@ -286,6 +287,40 @@ def test_fixed_settings_are_said_to_be_fixed() -> None:
     assert [type(block) for block in fixed] == [Paragraph]
     assert isinstance(fixed[0], Paragraph)
     assert "fixed beforehand; test data was scored once" in fixed[0].text
+
+
+def test_losses_that_are_no_numbers_leave_a_hole() -> None:
+    whole = make_variant(random.Random(0), 1)
+    assert whole.landscape is not None
+    losses = {task: [list(row) for row in rows] for task, rows in whole.landscape.losses.items()}
+    task = next(iter(losses))
+    losses[task][0][0] = math.nan
+    holed = whole.landscape.model_copy(update={"losses": losses})
+    (shown,) = level_sets(Variant(whole.model_copy(update={"landscape": holed}), "full", str))
+    assert isinstance(shown, Figure)
+    contour = shown.plot.data[0]
+    assert contour.z[0][0] is None
+    assert contour.z[0][1] is not None
+    assert math.isfinite(contour.contours.size)
+
+
+def test_what_was_chosen_without_labels_and_what_is_no_merge() -> None:
+    search = {"method": "mats", "search": {"iterations": [1, 2]}}
+    methods = {"mats": search, "regmean": {**search, "unlabelled": True}}
+    results = make_results(seeds=1).model_copy(update={"suite": {"methods": methods}})
+    text = to_markdown(suite_report(results))
+    assert "on validation data, of regmean by the distance to each task's own model instead" in text
+    said = (
+        "Not merged: individual: each task's own model; joint: one model trained on all tasks; "
+        "ensemble: the mean of all models' probabilities; base: the model before fine-tuning."
+    )
+    assert said in text
+    variant = results.variants["full"]
+    alone = [row for row in variant.comparison if row.method in ("individual", "mats")]
+    only = results.model_copy(
+        update={"variants": {"full": variant.model_copy(update={"comparison": alone})}}
+    )
+    assert "Not merged: individual: each task's own model." in to_markdown(suite_report(only))
 
 
 @pytest.mark.parametrize("variants", [("full",), ("full", "ia3")])

@@ -107,14 +107,18 @@ def _what_was_merged(results: SuiteResults, variants: Sequence[Variant]) -> list
     tasks = tasks or list(about.get("tasks") or {})
     base = about.get("base")
     base = base.get("source") if isinstance(base, dict) else base
-    methods = (about.get("methods") or {}).values()
-    is_tuned = any(m.get("search") for m in methods) or "heat_map" in (about.get("studies") or {})
+    methods = about.get("methods") or {}
+    is_tuned = any(m.get("search") for m in methods.values()) or "heat_map" in (
+        about.get("studies") or {}
+    )
     text = f"{count(len(tasks), 'model')}, each fine-tuned from {base or 'the same model'} for "
     text += f"one task ({', '.join(tasks)})"
     if len(variants) > 1:
         text += f", in {len(variants)} ways ({', '.join(v.name for v in variants)})"
     if is_tuned:
         text += ". What a method leaves open was chosen by the mean score on validation data"
+        if named := [m for m, of in methods.items() if of.get("unlabelled")]:
+            text += f", of {', '.join(named)} by the distance to each task's own model instead"
     else:
         text += ". Settings were fixed beforehand"
     text += f"; test data was scored once, with {count(len(results.seeds), 'seed')}."
@@ -136,7 +140,7 @@ def _choices(seeds: Sequence[int], variants: Sequence[Variant]) -> list[doc.Bloc
         for row in sorted(variant.merges, key=lambda row: -(row.validation or 0))
     ]
     title = f"Methods (seed {seeds[0]})" if len(seeds) > 1 else "Methods"
-    heads = ["method", "chosen by validation", "tried", "validation"]
+    heads = ["method", "chosen", "tried", "validation"]
     return [doc.Table(heads, rows, title)] if rows else []
 
 

@@ -24,11 +24,11 @@ def level_sets(variant: Variant) -> list[Block]:
         showlegend=True,
     )
     for i, (task, losses) in enumerate(found.losses.items()):
-        lowest = min(v for row in losses for v in row)
+        numbers = sorted(v for row in losses for v in row if math.isfinite(v)) or [0.0]
+        lowest, high = numbers[0], numbers[len(numbers) * 6 // 10]
         # Levels of the root are even where a loss is quadratic; the level sets are the same.
-        roots = [[math.sqrt(v - lowest) for v in row] for row in losses]
-        steps = sorted(v for row in roots for v in row)
-        size = (steps[len(steps) * 6 // 10] or 1.0) / 6
+        roots = [[math.sqrt(v - lowest) if math.isfinite(v) else None for v in r] for r in losses]
+        size = (math.sqrt(high - lowest) or 1.0) / 6
         plot.add_contour(
             name=f"loss of {style.plain(task)}",
             x=found.xs,

@@ -4,13 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from matsmerge.lab.experiments.suite_results import INDIVIDUAL
+from matsmerge.lab.experiments.suite_results import BASE, ENSEMBLE, INDIVIDUAL, JOINT
 from matsmerge.lab.reports import figure_style as style
 from matsmerge.lab.reports.document import Block, Figure, Paragraph, Table
 from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable, paper_rows, score_rows
 from matsmerge.lab.reports.variant import Variant
 
 COMPARISON = "Merges compared"
+_REFERENCES = {
+    INDIVIDUAL: "each task's own model",
+    JOINT: "one model trained on all tasks",
+    ENSEMBLE: "the mean of all models' probabilities",
+    BASE: "the model before fine-tuning",
+}
 
 
 def suite_scores(variant: Variant) -> list[Block]:
@@ -18,6 +24,8 @@ def suite_scores(variant: Variant) -> list[Block]:
     if (table := variant.table) is None:
         return []
     blocks = score_blocks(table, f"Test scores in percent, with standard errors {table.errors}")
+    if said := [f"{name}: {what}" for name, what in _REFERENCES.items() if name in variant.rows]:
+        blocks.append(Paragraph(f"Not merged: {'; '.join(said)}."))
     if variant.paper.setting:
         text = f"The paper's numbers are from its own setting: {variant.paper.setting}."
         blocks.append(Paragraph(text))
