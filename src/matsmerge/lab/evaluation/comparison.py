@@ -126,16 +126,11 @@ class Prepared:
     @property
     def _written_together(self) -> dict[str, list[_Run]]:
         """Tasks whose answers are text, which an ensemble writes with all its models at once."""
-        asked = {name: [one for one in self._own_runs if one.task == name] for name in self.tasks}
-        return {
-            name: runs
-            for name, runs in asked.items()
-            if self.ensemble and self.examined[runs[0].key].kind.writes_text
-        }
-
-    @property
-    def _own_runs(self) -> list[_Run]:
-        return [one for one in self.runs if one.row != INDIVIDUAL]
+        found: dict[str, list[_Run]] = {}
+        for one in self.runs if self.ensemble else ():
+            if one.row != INDIVIDUAL and self.examined[one.key].kind.writes_text:
+                found.setdefault(one.task, []).append(one)
+        return found
 
     def _tokenizer_problems(self, task: str) -> list[str]:
         first, *others = self._written_together[task]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from matsmerge.models.heads import HeadOutput
+from matsmerge.tasks.prediction import log_softmax
 
 
 class EnsembleModel(nn.Module):
@@ -73,6 +74,5 @@ class _Table:
 def _log_mean(logits: Sequence[Tensor]) -> Tensor:
     """The logarithm of the mean probability; what a padded vocabulary has beyond others' is cut."""
     width = min(one.shape[-1] for one in logits)
-    dtype = torch.promote_types(logits[0].dtype, torch.float32)
-    each = torch.stack([one[..., :width].log_softmax(-1, dtype=dtype) for one in logits])
+    each = torch.stack([log_softmax(one[..., :width]) for one in logits])
     return each.logsumexp(0) - math.log(len(logits))

@@ -120,6 +120,18 @@ def colour(index: int) -> str:
     return SERIES[index % len(SERIES)]
 
 
+def series(index: int, errors: Sequence[float | None] = ()) -> dict[str, Any]:
+    """A line with points and the errors of these, in percent, as one of several."""
+    bars = {"array": [100 * (error or 0.0) for error in errors], "thickness": 1, "width": 0}
+    return {
+        "mode": "lines+markers",
+        "legendgroup": str(index),
+        "line": {"color": colour(index), "width": 2, "dash": dash(index // 8)},
+        "marker": {"size": 6, "symbol": symbol(index)},
+        **({"error_y": bars} if any(bars["array"]) else {}),
+    }
+
+
 def dash(index: int) -> str:
     return DASHES[index % len(DASHES)]
 

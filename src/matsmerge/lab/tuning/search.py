@@ -253,8 +253,7 @@ def _check_overlap(
                     f"{entry.name}: its data is the split '{entry.data.task_file.split}'; use "
                     "another one, or allow it with --allow-overlap"
                 )
-    if problems:
-        raise StatisticsError(list(dict.fromkeys(problems)))
+    StatisticsError.raise_all(dict.fromkeys(problems))
 
 
 def _used(

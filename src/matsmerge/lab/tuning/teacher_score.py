@@ -123,12 +123,10 @@ def divergences(expected: Tensor, found: Tensor) -> Tensor:
 
 def find_teachers(tasks: Sequence[ValidationTask], models: Mapping[str, str]) -> dict[str, str]:
     """Each task's own model: the one of the recipe that has the task's name."""
-    problems = [
+    DataError.raise_all(
         f"{task.name}: none of the recipe's models has the name of this task, so that its own "
         f"model is not known; call one so (name: {task.name}). There are {', '.join(models)}"
         for task in tasks
         if task.name not in models
-    ]
-    if problems:
-        raise DataError(problems)
+    )
     return {task.name: models[task.name] for task in tasks}

@@ -11,6 +11,7 @@ from matsmerge.errors import DataError
 from matsmerge.lab.evaluation.metrics import METRICS, Score, choose_metrics
 from matsmerge.lab.evaluation.task_evaluation import evaluate, resolve_head
 from matsmerge.models.kept_base import KeptBase
+from matsmerge.problems import noted
 from matsmerge.statistics.statistics import Statistics
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.splits import read_split
@@ -109,7 +110,7 @@ def read_validation_tasks(
     tasks = []
     problems: list[str] = []
     for path in paths:
-        try:
+        with noted(problems, DataError):
             described = path if isinstance(path, TaskFile) else read_task_file(path)
             source = str((described.splits or {}).get(split)).partition("[")[0]
             if "test" in (split, source):
@@ -120,15 +121,12 @@ def read_validation_tasks(
             own = choose_metrics(described)[0] if metric is None else metric
             data = read_split(described, split)
             tasks.append(ValidationTask(str(described.name), described, data, own))
-        except DataError as error:
-            problems += [p for p in error.problems if p not in problems]
     names = [task.name for task in tasks]
     problems += [f"two tasks are named '{n}'" for n in sorted(set(names)) if names.count(n) > 1]
     if metric is None and len({METRICS[task.metric].in_percent for task in tasks}) > 1:
         metrics = ", ".join(f"{task.name} {task.metric}" for task in tasks)
         problems.append(f"shares and losses have no mean to tune by: {metrics}")
-    if problems:
-        raise DataError(problems)
+    DataError.raise_all(problems)
     return tasks
 
 

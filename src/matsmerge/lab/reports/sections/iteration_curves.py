@@ -1,7 +1,6 @@
 """Score and residual against iterations of the solver."""
 
 from statistics import fmean
-from typing import Any
 
 from matsmerge.lab.experiments.score_tables import grouped, mean_and_error
 from matsmerge.lab.reports import figure_style as style
@@ -46,18 +45,11 @@ def iteration_curves(variant: Variant) -> list[Block]:
     )
     for i, (name, points) in enumerate(series.items()):
         at, scores, errors, residuals = zip(*points, strict=True)
-        shown = [100 * (error or 0.0) for error in errors]
-        shared: dict[str, Any] = {
-            "mode": "lines+markers",
-            "legendgroup": str(i),
-            "line": {"color": style.colour(i), "width": 2, "dash": style.dash(i // 8)},
-            "marker": {"size": 6, "symbol": style.symbol(i)},
-        }
-        bars: Any = {"error_y": {"array": shown, "thickness": 1, "width": 0}} if any(shown) else {}
         aside = f"<extra>{style.plain(name)}</extra>"
         hover = "%{x} iterations: %{y:.1f}" + aside
-        plot.add_trace(style.points(name, at, (100 * s for s in scores), hover, **shared, **bars))
+        look = style.series(i, errors)
+        plot.add_trace(style.points(name, at, (100 * s for s in scores), hover, **look))
         hover = "%{x} iterations: %{y:.2e}" + aside
-        below: Any = {"yaxis": "y2", "showlegend": False}
-        plot.add_trace(style.points(f"{name}, residual", at, residuals, hover, **shared, **below))
+        look = {**style.series(i), "yaxis": "y2", "showlegend": False}
+        plot.add_trace(style.points(f"{name}, residual", at, residuals, hover, **look))
     return [Figure("Accuracy and error against iterations", caption, plot, table, log_x=True)]

@@ -2,7 +2,6 @@
 
 import math
 from statistics import fmean
-from typing import Any
 
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.lab.experiments.score_tables import grouped, mean_and_error
@@ -12,7 +11,7 @@ from matsmerge.lab.reports.numbers import fixed, percent
 from matsmerge.lab.reports.variant import Variant
 
 _FULL = "full"
-_CLOSE = 0.3  # points, which hardly any other choice changes less
+_CLOSE = 0.3  # points
 
 
 def rank_curves(variant: Variant) -> list[Block]:
@@ -51,20 +50,14 @@ def rank_curves(variant: Variant) -> list[Block]:
                 for rank, points, size in zip(ranks[:-1], away, sizes, strict=False)
                 if points <= _CLOSE
             ][:1]
-        shared: dict[str, Any] = {
-            "mode": "lines+markers",
-            "legendgroup": str(i),
-            "line": {"color": style.colour(i), "width": 2, "dash": style.dash(i // 8)},
-            "marker": {"size": 7, "symbol": style.symbol(i)},
-            "error_y": {"array": [100 * (e or 0.0) for e in errors], "thickness": 1, "width": 0},
-        }
         shown = [100 * mean for mean in means]
         aside = f"<extra>{style.plain(name)}</extra>"
         hover = "rank %{x}: %{y:.1f}" + aside
-        plot.add_trace(style.points(name, ranks, shown, hover, **shared))
+        look = style.series(i, errors)
+        plot.add_trace(style.points(name, ranks, shown, hover, **look))
         hover = "rank %{text}, %{x:.3s}B: %{y:.1f}" + aside
-        below: Any = {"xaxis": "x2", "yaxis": "y2", "showlegend": False, "text": ranks}
-        plot.add_trace(style.points(f"{name}, by size", sizes, shown, hover, **shared, **below))
+        look |= {"xaxis": "x2", "yaxis": "y2", "showlegend": False, "text": ranks}
+        plot.add_trace(style.points(f"{name}, by size", sizes, shown, hover, **look))
     caption = ". ".join([*said, "Mean test scores over tasks, tuned at every rank."])
     table = Table(["", "rank", "size", "score, percent"], rows)
     return [Figure("Accuracy against the rank of statistics", caption, plot, table)]
