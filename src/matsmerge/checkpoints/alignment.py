@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, dtype_name
+from matsmerge.checkpoints.fused_experts import match_experts, separate_experts
 from matsmerge.errors import AlignmentError
 from matsmerge.problems import counted, listed
 
@@ -62,12 +63,20 @@ def align(
     dtypes may differ. `may_differ` says of which integer buffers nobody needs equality.
     `tokenizer_problems` are reasons not to merge embeddings, said together with the others.
     """
+    models = {name: separate_experts(model) for name, model in models.items()}
+    base = separate_experts(base) if base else None
     everyone = dict(models) | ({"base": base} if base else {})
     reference = next(iter(models.values()))
+    if base is not None and match_experts(base.specs, reference.specs):
+        reference = base  # the output is laid out as it is
     notes: list[str] = []
     tables: dict[str, dict[str, str]] = {}  # model -> any of its names -> name in its file
     for name, checkpoint in everyone.items():
         table = {n: n for n in checkpoint.specs} | dict(checkpoint.aliases)
+        renamed = match_experts(reference.specs, table)
+        if renamed:
+            table = {renamed(n): target for n, target in table.items()}
+            notes.append(f"{name}: its experts were read as those of {reference.label} are called")
         rename, note = match_prefix(reference, table)
         if note:
             notes.append(f"{name}: {note}")

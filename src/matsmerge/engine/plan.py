@@ -8,8 +8,9 @@ import torch
 from matsmerge.adapters.lora import LoraLayer
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.checkpoints.fused_experts import SeparatedExperts
 from matsmerge.engine.adapter_output import AdapterOutput
-from matsmerge.errors import StatisticsError
+from matsmerge.errors import AlignmentError, StatisticsError
 from matsmerge.methods.layer import Layer
 from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.site import BLOCK_ELEMENTS, Grain
@@ -34,7 +35,8 @@ _COLLECTED_SHARE, _COLLECTED_BYTES = 0.02, 16
 class Parameter:
     """One parameter that is merged, how, and what is written of it.
 
-    That is the tensor itself, perhaps under another name, or the factors of its change.
+    That is the tensor itself, perhaps under another name, or the factors of its change. Of fused
+    experts it is a part of the tensor `fused`, from the element `written_from` on.
     """
 
     name: str
@@ -43,6 +45,8 @@ class Parameter:
     rule: Rule
     written_as: str
     lora: LoraLayer | None
+    written_from: int = 0
+    fused: TensorSpec | None = None
 
     @property
     def is_merged(self) -> bool:
@@ -52,7 +56,7 @@ class Parameter:
     @property
     def written(self) -> dict[str, TensorSpec]:
         """The tensors to write."""
-        return self.lora.specs if self.lora else {self.written_as: self.spec}
+        return self.lora.specs if self.lora else {self.written_as: self.fused or self.spec}
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,7 @@ def make_plan(
     Of a LoRA only the layers it has are merged and written. All parameters are measured.
     """
     parameters: list[Parameter] = []
+    fused = _fused_experts(alignment)
     for name in alignment.names:
         spec = alignment.models[0].spec(name)
         computed: torch.dtype | None = None
@@ -181,7 +186,11 @@ def make_plan(
             computed = compute_dtype(model.spec(name).dtype for model in alignment.everyone)
             spec = TensorSpec(dtype or spec.dtype, spec.shape)
         written_as, lora = output.names.get(name, name), output.layers.get(name)
-        parameters.append(Parameter(name, spec, computed, rules[name], written_as, lora))
+        place: tuple[int, TensorSpec | None] = 0, None
+        if name in fused:
+            (written_as, start), whole = fused[name]
+            place = start, TensorSpec(spec.dtype, whole)
+        parameters.append(Parameter(name, spec, computed, rules[name], written_as, lora, *place))
 
     together: dict[object, list[Parameter]] = {}
     alone: list[Parameter] = []
@@ -209,6 +218,28 @@ def make_plan(
         tuple(map(tuple, together.values())),
         tuple(alone),
     )
+
+
+def _fused_experts(alignment: Alignment) -> dict[str, tuple[tuple[str, int], tuple[int, ...]]]:
+    """Where to write experts that the base stores fused: tensor, first element, whole shape."""
+    like = alignment.base or alignment.models[0]
+    checkpoint = like.checkpoint
+    if not isinstance(checkpoint, SeparatedExperts):
+        return {}
+    shared = {own: name for name, own in like.names.items()}
+    pieces = checkpoint.pieces
+    written = {piece.tensor for own, piece in pieces.items() if own in shared}
+    AlignmentError.raise_all(
+        f"{checkpoint.label}: '{own}' is a part of '{piece.tensor}', and other parts are merged; "
+        "name all of them as heads, or none"
+        for own, piece in pieces.items()
+        if piece.tensor in written and own not in shared
+    )
+    return {
+        shared[own]: ((piece.tensor, piece.start), checkpoint.fused.specs[piece.tensor].shape)
+        for own, piece in pieces.items()
+        if own in shared
+    }
 
 
 def find_layers(parameters: Sequence[Parameter], evidence: Sequence[Evidence]) -> list[Layer]:

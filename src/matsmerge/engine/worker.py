@@ -81,7 +81,7 @@ class Worker:
             stop = min(start + BLOCK_ELEMENTS, planned.stop)
             values = source.read(parameter.name, start, stop).to(parameter.spec.dtype)
             for sink in sinks.values():
-                sink.write(parameter.written_as, start, values)
+                sink.write(parameter.written_as, parameter.written_from + start, values)
 
     def _merge_stretches(self, parameter: Parameter, site: Site, sinks: Sinks) -> float:
         """Merge and write one stretch after the other; returns the sum of squares."""
@@ -95,7 +95,7 @@ class Worker:
             squares += square
             rounded = merged.to(parameter.spec.dtype)
             for sink in sinks.values():
-                sink.write(parameter.written_as, part.start, rounded)
+                sink.write(parameter.written_as, parameter.written_from + part.start, rounded)
         return squares
 
     def _merge_whole(
@@ -137,7 +137,8 @@ class Worker:
         if not self.allow_nonfinite:
             _check_result(parameter, values, torch.dot(values, values).item())
         if parameter.lora is None:
-            sink.write(parameter.written_as, 0, values.to(parameter.spec.dtype).contiguous())
+            rounded = values.to(parameter.spec.dtype).contiguous()
+            sink.write(parameter.written_as, parameter.written_from, rounded)
             return
         base = self.alignment.base
         assert base is not None

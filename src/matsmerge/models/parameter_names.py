@@ -1,15 +1,20 @@
 """Which tensor of a checkpoint each parameter of a model was loaded from."""
 
 import importlib
+import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from torch import nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.checkpoints.fused_experts import separate_experts
+from matsmerge.models.experts import find_fused, parameter_shapes
 
 # What transformers reads under either spelling.
 _OLD_SPELLINGS = ((".weight", ".gamma"), (".bias", ".beta"))
+
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 Renaming = tuple[str, str]  # the beginning of a parameter's name, and what stands there instead
 
@@ -19,8 +24,10 @@ def match_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
 
     As transformers renames them; else the same name; else with or without the prefix of the
     model's encoder (`bert.`); else with the change of prefix that fits most parameters. Tied
-    parameters have several names.
+    parameters have several names. Fused experts have a name for each part, as `ExpertsApart` and
+    `separate_experts` call them, whether the checkpoint has them apart or fused.
     """
+    checkpoint = separate_experts(checkpoint)
     all_names = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         all_names[id(parameter)].append(name)
@@ -38,7 +45,20 @@ def match_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
             if spec is not None and spec.shape == tuple(parameter.shape):
                 names[name] = stored
                 break
+    for module, _, pieces in find_fused(model):
+        for part, piece in pieces.items():
+            name = f"{module}.{part}"
+            for stored in (stored_names.get(name), *_candidates([name], renamings)):
+                spec = checkpoint.specs.get(stored or "")
+                if spec is not None and spec.shape == piece.shape:
+                    names[name] = str(stored)
+                    break
     return names
+
+
+def unmatched_names(model: nn.Module, known: Container[str]) -> list[str]:
+    """The parameters of a model, its experts one by one, that are not among known ones."""
+    return [name for name in parameter_shapes(model) if name not in known]
 
 
 def _names_when_loaded(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[str, str], set[str]]:
@@ -67,8 +87,16 @@ def _names_when_loaded(model: nn.Module, checkpoint: Checkpoint) -> tuple[dict[s
             name, pattern = rename(stored, [], [], prefix, state)
         if pattern is None:
             renamed[name] = stored
-        else:
-            converted.add(name)
+            continue
+        converted.add(name)
+        if expert := _EXPERT.search(stored):
+            # Of the tensors that are put one after the other, gate comes first.
+            sources = next(c.source_patterns for c in converters if pattern in c.source_patterns)
+            module, _, attribute = name.rpartition(".")
+            parts = ["gate_proj", "up_proj"] if attribute == "gate_up_proj" else [attribute]
+            if len(parts) == len(sources):
+                part = parts[sources.index(pattern)]
+                renamed[f"{module}.{expert[1]}.{part}.weight"] = stored
     return renamed, converted
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.errors import NonFiniteError, RecipeError, ResourceError, StatisticsError
+from matsmerge.models.experts import ExpertsApart
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.coverage import Coverage
 from matsmerge.statistics.input_watch import Subject
@@ -75,9 +76,14 @@ class Collection:
                 "log-likelihood of each example, or logits and targets"
             )
         self.options = options
-        found = find_parameters(model, options.parameters)
-        names = {name: name for name in found} if names is None else names
-        parameters = join_tied({n: owned for n, owned in found.items() if n in names}, names)
+        # Along a merged model nothing is known of experts: each model routes tokens its own way.
+        self._experts = ExpertsApart(model if own_inputs is None else nn.Module())
+        with self._experts.installed():
+            found = find_parameters(model, options.parameters)
+            names = {name: name for name in found} if names is None else names
+            parameters = join_tied({n: owned for n, owned in found.items() if n in names}, names)
+            # What a norm receives says nothing of its scale but beside what another one receives.
+            maps = find_maps(model, parameters, norms=own_inputs is not None)
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         dtype = reduce(torch.promote_types, dtypes, torch.float32)
         sets = [MAIN, HELD_OUT] if options.held_out else [MAIN]
@@ -89,8 +95,7 @@ class Collection:
             options,
             parameters,
             names,
-            # What a norm receives says nothing of its scale but beside what another one receives.
-            find_maps(model, parameters, norms=own_inputs is not None),
+            maps,
             self.totals,
             self._shared,
             own_inputs,
@@ -103,7 +108,11 @@ class Collection:
     @contextmanager
     def running(self) -> Iterator[None]:
         """The model as it must be while batches are added; afterwards it is as it was."""
-        model = self._subject.model
+        with self._experts.installed(), self._running(self._subject.model):
+            yield
+
+    @contextmanager
+    def _running(self, model: nn.Module) -> Iterator[None]:
         modes = {module: module.training for module in model.modules()}
         # By name: a model that is spread over devices replaces its parameters as it runs.
         named = partial(model.named_parameters, remove_duplicate=False)

@@ -16,7 +16,7 @@ from matsmerge.statistics.kinds.statistic import (
 )
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
-from matsmerge.statistics.statistics import Map
+from matsmerge.statistics.statistics import UNROUTED, Map
 from matsmerge.statistics.watches import Watches
 
 
@@ -99,4 +99,7 @@ class Coverage:
         if not maps:
             return "not the weight of a linear map"
         refused = [part.refuses(m) for m in maps for part in kind.parts]
-        return next(filter(None, refused), "its input is not one for each example")
+        otherwise = "its input is not one for each example"
+        if any(m.is_routed for m in maps):
+            otherwise = UNROUTED
+        return next(filter(None, refused), otherwise)

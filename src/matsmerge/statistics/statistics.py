@@ -25,6 +25,7 @@ from matsmerge.statistics.linear_maps import Layout
 FORMAT_VERSION = 1
 
 MAIN, HELD_OUT = "main", "held_out"
+UNROUTED = "no token of the data was routed to this expert"  # why it has no statistics
 
 Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 

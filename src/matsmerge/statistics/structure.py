@@ -90,7 +90,8 @@ def find_structure(
     """
     first, result, num_first = _watch(model, lambda: run(3))
     second, _, num_second = _watch(model, lambda: run(2))
-    uses = _uses(first, second, num_first, num_second)
+    routed = frozenset(m.name for m in maps if m.is_routed)
+    uses = _uses(first, second, num_first, num_second, routed)
     leaders = _leaders(first, maps)
     shared = [
         m
@@ -245,9 +246,16 @@ def _size(leaf: Any) -> int:
 
 
 def _uses(
-    first: list[_Seen], second: list[_Seen], num_first: int, num_second: int
+    first: list[_Seen],
+    second: list[_Seen],
+    num_first: int,
+    num_second: int,
+    routed: frozenset[str],
 ) -> dict[str, list[Use]]:
-    """Match the calls of the two passes, and see what grows with the number of sequences."""
+    """Match the calls of the two passes, and see what grows with the number of sequences.
+
+    What `routed` modules receive does not, even where it seems so.
+    """
     by_module = defaultdict(list)
     for call in second:
         by_module[call.module].append(call)
@@ -262,6 +270,7 @@ def _uses(
     made: dict[int, Use] = {}
     for call in first:  # in the order in which they began, so outer calls come first
         other = next(others.get(call.module, iter(())), None)
+        other = None if call.module in routed else other
         sizes = call.output_sizes if other is not None else []
         parts = grows(sizes, other.output_sizes if other is not None else [])
         spreadable = [is_part or size == 1 for is_part, size in zip(parts, sizes, strict=True)]
@@ -279,9 +288,12 @@ def _uses(
 def _leaders(calls: list[_Seen], maps: Sequence[LinearMap]) -> dict[str, str]:
     """Group linear maps whose calls received the very same tensors."""
     received: dict[str, list[tuple[Any, ...]]] = {m.name: [] for m in maps}
+    # An expert without tokens receives nothing, as the others do: only its own maps can share.
+    around = {m.name: m.name.rpartition(".")[0] if m.is_routed else "" for m in maps}
     for call in calls:
         if call.module in received:
-            received[call.module].append((*place_of(call.inputs[0]), call.version))
+            x = call.inputs[0]
+            received[call.module].append((*place_of(x), call.version, around[call.module]))
     leaders: dict[tuple[Any, ...], str] = {}
     return {
         m.name: leaders.setdefault(tuple(received[m.name]), m.name)

@@ -22,7 +22,7 @@ from matsmerge.models.heads import (
 )
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.models.model_folder import ModelFolder, open_model
-from matsmerge.models.parameter_names import match_names
+from matsmerge.models.parameter_names import match_names, unmatched_names
 from matsmerge.models.peft_model import (
     fold_into,
     match_adapter_names,
@@ -122,7 +122,7 @@ class _Loading:
         else:
             loaded = self._model({})
         known = {*loaded.names, *loaded.head_names}
-        unknown = [name for name, _ in loaded.model.named_parameters() if name not in known]
+        unknown = unmatched_names(loaded.model, known)
         if unknown:
             loaded.notes.append(
                 f"{checkpoint.label}: no tensor of its own was found for {len(unknown)} "

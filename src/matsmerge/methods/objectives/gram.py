@@ -65,7 +65,7 @@ class Gram(Objective):
             for one in subject.evidence
         ]
         check_everyone_has(str(self.statistic), subject, [bool(m) for m in maps])
-        if not any(maps):
+        if not all(maps):
             return None
         return find_maps(subject, maps, bias=self.bias)
 
