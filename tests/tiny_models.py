@@ -12,7 +12,9 @@ from transformers import (
     BertConfig,
     CLIPConfig,
     GPT2Config,
+    GptOssConfig,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedTokenizerFast,
     T5Config,
     ViTConfig,
@@ -36,6 +38,17 @@ def bert_config(**options: Any) -> Any:
 def llama_config(**options: Any) -> Any:
     settings = {"vocab_size": 24, "num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3}
     return LlamaConfig(**SIZES, **settings | options)
+
+
+EXPERTS = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+def mixtral_config(**options: Any) -> Any:
+    return MixtralConfig(**SIZES, vocab_size=24, **EXPERTS | options)
+
+
+def gpt_oss_config(**options: Any) -> Any:
+    return GptOssConfig(**SIZES, vocab_size=24, head_dim=8, **EXPERTS | options)
 
 
 def gpt2_config(**options: Any) -> Any:

@@ -13,6 +13,7 @@ from tiny_models import (
     gpt2_config,
     llama_config,
     make_tokenizer,
+    mixtral_config,
     save,
     t5_config,
     vit_config,
@@ -26,6 +27,7 @@ from transformers import (
     BertForSequenceClassification,
     GPT2LMHeadModel,
     LlamaForCausalLM,
+    MixtralForCausalLM,
     T5ForConditionalGeneration,
     ViTForImageClassification,
 )
@@ -83,6 +85,12 @@ CASES: dict[str, tuple[Any, Any, Any, str]] = {
         completed,
         AutoModelForCausalLM,
         "model.layers.1.mlp.down_proj",
+    ),
+    "mixtral": (
+        lambda: MixtralForCausalLM(mixtral_config()),
+        completed,
+        AutoModelForCausalLM,
+        "model.layers.1.mlp.experts.2.up_proj",
     ),
     "gpt2": (
         lambda: GPT2LMHeadModel(gpt2_config()),

@@ -15,8 +15,14 @@ from transformers import (
     CLIPVisionModelWithProjection,
     GPT2Config,
     GPT2LMHeadModel,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     ResNetConfig,
     ResNetForImageClassification,
     T5Config,
@@ -114,6 +120,34 @@ def _next_tokens(model: nn.Module, batch: Batch) -> Prediction:
 def llama() -> Case:
     config = LlamaConfig(**SMALL, num_key_value_heads=1, vocab_size=40)
     return Case(LlamaForCausalLM(config), _text_examples(False), _text_batch, _next_tokens)
+
+
+def mixtral() -> Case:
+    config = MixtralConfig(
+        **SMALL, num_key_value_heads=1, vocab_size=40, num_local_experts=5, num_experts_per_tok=2
+    )
+    return Case(MixtralForCausalLM(config), _text_examples(False), _text_batch, _next_tokens)
+
+
+def qwen2_moe() -> Case:
+    """An expert that all tokens share beside the others, a layer without, as wide as inside."""
+    config = Qwen2MoeConfig(
+        **SMALL, num_key_value_heads=1, vocab_size=40, num_experts=4, num_experts_per_tok=2,
+        moe_intermediate_size=16, shared_expert_intermediate_size=12, mlp_only_layers=[0],
+    )  # fmt: skip
+    return Case(Qwen2MoeForCausalLM(config), _text_examples(False), _text_batch, _next_tokens)
+
+
+def gpt_oss() -> Case:
+    """Experts with transposed weights and biases, one of which no token is routed to."""
+    config = GptOssConfig(
+        **SMALL, num_key_value_heads=1, head_dim=8, vocab_size=40, num_local_experts=4,
+        num_experts_per_tok=2,
+    )  # fmt: skip
+    model = GptOssForCausalLM(config)
+    with torch.no_grad():
+        model.model.layers[1].mlp.router.bias[2] = -1000
+    return Case(model, _text_examples(False), _text_batch, _next_tokens)
 
 
 def gpt2() -> Case:
@@ -274,10 +308,18 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
+# Their experts are fused, and the modules that their statistics are named by are there for a while.
+EXPERTS: dict[str, Callable[[], Case]] = {
+    "mixtral": mixtral,
+    "qwen2-moe": qwen2_moe,
+    "gpt-oss": gpt_oss,
+}
+
+
 def make_case(name: str) -> Case:
     """A case in float64, with weights large enough for every part to matter."""
     torch.manual_seed(0)
-    case = CASES[name]()
+    case = (CASES | EXPERTS)[name]()
     with torch.no_grad():
         for p in case.model.parameters():
             p.add_(0.1 * torch.randn(p.shape))

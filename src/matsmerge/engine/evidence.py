@@ -1,5 +1,6 @@
 """The statistics a merge needs: found, opened, and checked against models and objectives."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from matsmerge.statistics.kinds import arrays_of, includes, kind_of
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Statistics, check_belongs
 from matsmerge.statistics.statistics_file import BESIDE, open_statistics
 
+_OF_EXPERT = re.compile(r"\bexperts\.\d+\.")
 _LANCZOS_STEPS = 12
 _EXACT_DIM = 128
 
@@ -63,7 +65,7 @@ def gather_evidence(
                     "statistics:"
                 )
             found = source if isinstance(source, Statistics) else open_statistics(source)
-            problems += _lacking(found, kinds, held_out)
+            problems += [*_lacking(found, kinds, held_out), *_without_experts(found)]
             if not force:
                 check_belongs(found, model.checkpoint)
             is_object = isinstance(source, Statistics) and found.arrays.place is None
@@ -110,6 +112,18 @@ def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> It
                 f"{label}: the held-out set has no {listed(missing, 3)}, which no held-out example "
                 "used; hold out more of them (mats collect --held-out)"
             )
+
+
+def _without_experts(statistics: Statistics) -> list[str]:
+    """What speaks against statistics of a mixture of which no expert was used."""
+    header = statistics.header
+    unused = [n for reasons in header.without.values() for n in reasons if header.is_unused(n)]
+    if not unused or any(_OF_EXPERT.search(m.module) for m in header.maps):
+        return []
+    return [
+        f"{statistics.arrays.label}: no token of its data was routed to any expert, such as that "
+        f"of '{unused[0]}'; collect on data that uses them"
+    ]
 
 
 def check_values(

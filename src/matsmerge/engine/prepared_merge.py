@@ -1,6 +1,6 @@
 """Before a merge: open, align, gather statistics, plan; all that is wrong is said here."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.objective import Evidence
-from matsmerge.problems import listed
+from matsmerge.problems import counted, listed
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
 
@@ -181,6 +181,7 @@ def prepare(
         names = dict.fromkeys(n for m in alignment.models for n in m.heads)
         code.append(f"matched to the merged model, on each model's data: {', '.join(names)}")
     along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
+    along += _unused_notes(plan, alignment, evidence)
     return PreparedMerge(
         recipe,
         alignment,
@@ -279,6 +280,21 @@ def _otherwise_notes(plan: Plan) -> list[str]:
         f"merged by {' or '.join(used)}, since the objective has nothing for them ({len(names)} of "
         f"{len(plan.parameters)} tensors; all are in merge.json): {listed(names, 6)}"
     ]
+
+
+def _unused_notes(
+    plan: Plan, alignment: Alignment, evidence: Sequence[Evidence]
+) -> Iterator[str]:
+    """The experts that some model did not use, so that the objective has nothing for them."""
+    for model, one in zip(alignment.models, evidence, strict=False):
+        unused = [p for p in plan.otherwise if one.is_unused(p.name)]
+        experts = dict.fromkeys(p.name.rsplit(".", 2)[0] for p in unused)
+        used = dict.fromkeys(p.rule.method.fallback.name for p in unused)
+        if experts:
+            yield (
+                f"merged by {' or '.join(used)}, since no token of {model.name}'s data was routed "
+                f"to them ({counted(list(experts), 'expert')}): {listed(list(experts), 12)}"
+            )
 
 
 def _taken_from_one(recipe: Recipe, name: str) -> bool:

@@ -95,11 +95,11 @@ class Coverage:
         }
 
     def _why_no_map(self, owned: Owned, kind: Statistic[Any]) -> str:
+        routed = [m for m in self.subject.maps if m.is_routed and m.name in owned.modules]
+        if routed and not any(self._has(m, part) for m in routed for part in kind.parts):
+            return UNROUTED
         maps = [m for m in self.subject.maps if (m.name, "weight") in owned.owners]
         if not maps:
             return "not the weight of a linear map"
         refused = [part.refuses(m) for m in maps for part in kind.parts]
-        otherwise = "its input is not one for each example"
-        if any(m.is_routed for m in maps):
-            otherwise = UNROUTED
-        return next(filter(None, refused), otherwise)
+        return next(filter(None, refused), "its input is not one for each example")

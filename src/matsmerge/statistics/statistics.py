@@ -81,6 +81,10 @@ class Header(_Part):
     def num_examples(self) -> int:
         return sum(s.num_examples for s in self.sets.values())
 
+    def is_unused(self, parameter: str) -> bool:
+        """Is it of an expert to which no token was routed?"""
+        return any(reasons.get(parameter) == UNROUTED for reasons in self.without.values())
+
 
 @dataclass(frozen=True)
 class Statistics:

@@ -16,7 +16,7 @@ from matsmerge.methods.objectives.objective import (
     Subject,
     View,
 )
-from matsmerge.statistics.statistics import MAIN, UNROUTED
+from matsmerge.statistics.statistics import MAIN
 
 
 class Fisher(Objective):
@@ -104,7 +104,7 @@ def _key(kind: str, parameter: str, evidence: Evidence) -> str | None:
 def check_everyone_has(kind: str, subject: Subject, has: Sequence[bool]) -> None:
     """Refuse what only some of the models have, but for experts that a model does not use."""
     lacking = [one for one, there in zip(subject.evidence, has, strict=True) if not there]
-    is_unused = all(_is_unrouted(subject.parameter, one) for one in lacking)
+    is_unused = all(one.is_unused(subject.parameter) for one in lacking)
     if any(has) and not is_unused:
         other = subject.evidence[has.index(True)]
         raise StatisticsError(
@@ -120,11 +120,6 @@ def check_everyone_has(kind: str, subject: Subject, has: Sequence[bool]) -> None
 def _why(kind: str, parameter: str, evidence: Evidence) -> str:
     reason = evidence.statistics.header.without.get(kind, {}).get(evidence.names[parameter])
     return f" ({reason})" if reason else ""
-
-
-def _is_unrouted(parameter: str, evidence: Evidence) -> bool:
-    without = evidence.statistics.header.without.values()
-    return any(reasons.get(evidence.names[parameter]) == UNROUTED for reasons in without)
 
 
 def check_shapes(subject: Subject, keys: Iterable[str], wanted: Sequence[int]) -> None:

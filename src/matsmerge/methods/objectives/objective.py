@@ -68,6 +68,10 @@ class Evidence:
         others = [m for m in found if m.layout != "embedding"]
         return others or found
 
+    def is_unused(self, parameter: str) -> bool:
+        """Is it of an expert to which none of the model's tokens was routed?"""
+        return self.statistics.header.is_unused(self.names[parameter])
+
     def names_of(self, parameter: str) -> list[str]:
         """A parameter's names in the statistics; tied weights have several."""
         name, aliases = self.names[parameter], self.statistics.header.aliases
