@@ -24,7 +24,9 @@ CONFIGS: dict[str, Any] = {
     "gpt-oss": gpt_oss_config,
     "olmoe": lambda: OlmoeConfig(**SIZES, **OF_FOUR),
     "qwen3-moe": lambda: Qwen3MoeConfig(
-        **SIZES, **OF_FOUR, num_key_value_heads=2,
+        **SIZES,
+        **OF_FOUR,
+        num_key_value_heads=2,
         moe_intermediate_size=16,
     ),
     "granite-moe": lambda: GraniteMoeConfig(
@@ -87,9 +89,7 @@ def test_experts_that_take_no_gradients_stay_as_they_are() -> None:
 
 @pytest.mark.parametrize("is_original", [True, False])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_part_is_found_in_its_checkpoint(
-    name: str, is_original: bool, tmp_path: Path
-) -> None:
+def test_each_part_is_found_in_its_checkpoint(name: str, is_original: bool, tmp_path: Path) -> None:
     """Saved as the hub has them, and as transformers has them in memory."""
     model = make(name)
     model.save_pretrained(tmp_path, save_original_format=is_original)

@@ -282,9 +282,7 @@ def _otherwise_notes(plan: Plan) -> list[str]:
     ]
 
 
-def _unused_notes(
-    plan: Plan, alignment: Alignment, evidence: Sequence[Evidence]
-) -> Iterator[str]:
+def _unused_notes(plan: Plan, alignment: Alignment, evidence: Sequence[Evidence]) -> Iterator[str]:
     """The experts that some model did not use, so that the objective has nothing for them."""
     for model, one in zip(alignment.models, evidence, strict=False):
         unused = [p for p in plan.otherwise if one.is_unused(p.name)]

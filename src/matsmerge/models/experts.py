@@ -42,13 +42,11 @@ class SeparateExperts(nn.Module):
         super().__init__()
         self._fused = (fused,)  # not a module of this one
         own = dict(fused.named_parameters())
-        parameters = {
-            name: nn.Parameter(
-                own[piece.tensor].data.view(-1)[piece.start :][: prod(piece.shape)].view(piece.shape),
-                own[piece.tensor].requires_grad,
-            )
-            for name, piece in pieces.items()
-        }
+        parameters = {}
+        for name, piece in pieces.items():
+            whole = own[piece.tensor]
+            part = whole.data.view(-1)[piece.start : piece.start + prod(piece.shape)]
+            parameters[name] = nn.Parameter(part.view(piece.shape), whole.requires_grad)
         for name, weight in parameters.items():
             expert, part, attribute = name.split(".")
             if attribute == "weight":
@@ -141,4 +139,3 @@ def _do_the_same(fused: nn.Module, separate: SeparateExperts) -> bool:
         found = separate(x, choices, weights)
     precision = 10 * torch.finfo(weight.dtype).eps
     return bool((found - expected).norm() <= precision * expected.norm())
-

@@ -69,7 +69,9 @@ class InputWatch:
         """Has every input rows for each sequence?"""
         uses = structure.uses.get(m.name, [])
         return bool(uses) and (
-            m.is_routed or m.name in structure.widened or all(use.split and use.split[0] for use in uses)
+            m.is_routed
+            or m.name in structure.widened
+            or all(use.split and use.split[0] for use in uses)
         )
 
     def watch(self, hooks: ExitStack) -> None:
