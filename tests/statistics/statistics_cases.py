@@ -25,6 +25,8 @@ from transformers import (
     Qwen2MoeForCausalLM,
     ResNetConfig,
     ResNetForImageClassification,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
     T5Config,
     T5ForConditionalGeneration,
     ViTConfig,
@@ -198,6 +200,21 @@ def t5() -> Case:
     return Case(_t5(), _seq2seq_examples(), _seq2seq_batch, _seq2seq)
 
 
+def switch() -> Case:
+    """Experts that are modules of their own, in the encoder and the decoder."""
+    config = SwitchTransformersConfig(
+        d_model=16, d_kv=8, d_ff=24, num_layers=1, num_decoder_layers=1, num_heads=2,
+        vocab_size=40, num_experts=3, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+        relative_attention_num_buckets=8, relative_attention_max_distance=6,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    model = SwitchTransformersForConditionalGeneration(config)
+    for module in model.modules():
+        if "router" in type(module).__name__.lower():
+            module.dtype = torch.float64  # not float32, whatever the model's is
+    return Case(model, _seq2seq_examples(), _seq2seq_batch, _seq2seq)
+
+
 def _image_batch(examples: Sequence[Example], padding: int) -> Batch:
     return {
         "pixel_values": torch.stack([e["image"] for e in examples]),
@@ -299,6 +316,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "t5": t5,
     "llama": llama,
     "gpt2": gpt2,
+    "switch": switch,
     "vit": vit,
     "clip-vision": clip_vision,
     "resnet": resnet,

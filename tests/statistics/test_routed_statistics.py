@@ -177,3 +177,18 @@ def eager(case: Case) -> Case:
     model: Any = case.model
     model.set_experts_implementation("eager")
     return case
+
+
+def test_experts_that_are_modules() -> None:
+    """All of them have statistics, but for those that no token was routed to."""
+    case = make_case("switch")
+    statistics = gather(case, 3, padding=1)
+    header = statistics.header
+    weights = {n for n, _ in case.model.named_parameters() if ".experts." in n}
+    measured = {m.weight for m in header.maps}
+    assert len(weights & measured) >= 6
+    assert all(name in measured or header.is_unused(name) for name in weights)
+    rows = header.sets["main"].num_rows
+    tokens = sum(len(example["ids"]) for example in case.examples)
+    of_encoder = [k for k in rows if k.startswith("inputs/encoder.") and k.endswith(".wi")]
+    assert sum(rows[key] for key in of_encoder) == tokens

@@ -1,12 +1,13 @@
-"""Experts that a model keeps fused in 3-D parameters, run as linear maps of their own.
+"""Experts of a mixture run one by one, each with its tokens known.
 
-Transformers 5 multiplies by slices of a parameter, which no hook sees. While a model is watched,
-its experts are replaced by modules that do the same, one linear map after the other, on the same
-memory. Each map notes which tokens it was given.
+Transformers 5 keeps most experts fused in 3-D parameters and multiplies by slices of these, which
+no hook sees. While a model is watched, its experts are replaced by modules that do the same, one
+linear map after the other, on the same memory.
 """
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -19,58 +20,85 @@ from matsmerge.checkpoints.fused_experts import Piece, pieces_of
 _NUM_TRIED = 8  # experts
 
 
-class RoutedLinear(nn.Module):
-    """A linear map of one expert. All experts are called, perhaps with no token."""
+@dataclass(eq=False)
+class Routing:
+    """Which of all tokens an expert was given last."""
 
-    tokens: Tensor  # (rows,), which of all tokens it was given last
-    num_tokens: int  # of all
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))  # (rows,)
+    num_tokens: int = 0  # of all
+
+
+class ExpertLinear(nn.Module):
+    """A linear map whose weight is (in, out) if it `is_transposed`."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, transposed: bool) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
-        self.is_transposed = transposed  # (in, out)
+        self.is_transposed = transposed
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.mT if self.is_transposed else self.weight
         return F.linear(x, weight, self.bias)
 
 
-class SeparateExperts(nn.Module):
-    """What an experts module does, by a linear map for each part of each expert."""
+class _Expert(nn.ModuleDict):
+    """One of fused experts: its linear maps, the last of which is `down_proj`."""
 
-    def __init__(self, fused: nn.Module, pieces: Mapping[str, Piece]) -> None:
+    def __init__(self, fused: nn.Module) -> None:
         super().__init__()
         self._fused = (fused,)  # not a module of this one
-        own = dict(fused.named_parameters())
-        parameters = {}
-        for name, piece in pieces.items():
-            whole = own[piece.tensor]
-            part = whole.data.view(-1)[piece.start : piece.start + prod(piece.shape)]
-            parameters[name] = nn.Parameter(part.view(piece.shape), whole.requires_grad)
-        for name, weight in parameters.items():
-            expert, part, attribute = name.split(".")
-            if attribute == "weight":
-                if expert not in self._modules:
-                    self.add_module(expert, nn.ModuleDict())
-                bias = parameters.get(f"{expert}.{part}.bias")
-                linear = RoutedLinear(weight, bias, bool(fused.is_transposed))
-                self.get_submodule(expert).add_module(part, linear)
+
+    def forward(self, x: Tensor) -> Tensor:
+        fused: Any = self._fused[0]
+        *first, last = self.values()
+        inner = torch.cat([linear(x) for linear in first], -1)
+        found = last(fused._apply_gate(inner) if fused.has_gate else fused.act_fn(inner))
+        assert isinstance(found, Tensor)
+        return found
+
+
+class RoutedExperts(nn.Module):
+    """What an experts module does, by calling each expert, perhaps with no token."""
+
+    def __init__(self, experts: Mapping[str, nn.Module]) -> None:
+        super().__init__()
+        self.routing = {name: Routing() for name in experts}
+        for name, expert in experts.items():
+            self.add_module(name, expert)
 
     def forward(self, hidden_states: Tensor, *args: Tensor, **kwargs: Tensor) -> Tensor:
-        """The experts' outputs by token; the others are choices (tokens, k) and their weights."""
-        choices, weights = sorted((*args, *kwargs.values()), key=torch.is_floating_point)
-        fused: Any = self._fused[0]
+        """The sum of experts' outputs by token, (tokens, hidden), each with its weight (tokens, k).
+
+        The experts of a token are numbers (tokens, k), or marked (tokens, k, experts).
+        """
+        chosen, weights = sorted((*args, *kwargs.values()), key=torch.is_floating_point)
         outputs = torch.zeros_like(hidden_states)
-        for number, expert in enumerate(self.children()):
-            tokens, places = torch.where(choices == number)
-            *first, last = (module for module in expert.children())
-            for linear in (*first, last):
-                linear.tokens, linear.num_tokens = tokens, len(hidden_states)
-            x = hidden_states[tokens]
-            inner = torch.cat([linear(x) for linear in first], -1)
-            y = last(fused._apply_gate(inner) if fused.has_gate else fused.act_fn(inner))
-            outputs.index_add_(0, tokens, (y * weights[tokens, places, None]).to(outputs.dtype))
+        for number, (name, expert) in enumerate(self.named_children()):
+            is_its = chosen[..., number] > 0 if chosen.ndim == 3 else chosen == number
+            tokens, places = torch.where(is_its)
+            self.routing[name].tokens = tokens
+            self.routing[name].num_tokens = len(hidden_states)
+            y = expert(hidden_states[tokens]) * weights[tokens, places, None]
+            outputs.index_add_(0, tokens, y.to(outputs.dtype))
         return outputs
+
+
+def _put_apart(fused: nn.Module, pieces: Mapping[str, Piece]) -> RoutedExperts:
+    """Fused experts, on the same memory."""
+    own = dict(fused.named_parameters())
+    parameters = {}
+    for name, piece in pieces.items():
+        whole = own[piece.tensor]
+        part = whole.data.view(-1)[piece.start : piece.start + prod(piece.shape)]
+        parameters[name] = nn.Parameter(part.view(piece.shape), whole.requires_grad)
+    experts: dict[str, _Expert] = {}
+    for name, weight in parameters.items():
+        expert, part_name, attribute = name.split(".")
+        if attribute == "weight":
+            bias = parameters.get(f"{expert}.{part_name}.bias")
+            linear = ExpertLinear(weight, bias, bool(fused.is_transposed))
+            experts.setdefault(expert, _Expert(fused))[part_name] = linear
+    return RoutedExperts(experts)
 
 
 def find_fused(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Piece]]]:
@@ -95,17 +123,22 @@ def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 class ExpertsApart:
-    """A model whose fused experts can be put apart, for a while."""
+    """A model whose experts can be run one by one, for a while."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._replaced: dict[str, tuple[nn.Module, nn.Module]] = {}
-        for name, fused, pieces in find_fused(model):
-            own = list(fused.parameters())
-            if any(p.requires_grad for p in own) and not any(p.is_meta for p in own):
-                separate = SeparateExperts(fused, pieces)
-                if _do_the_same(fused, separate):
-                    self._replaced[name] = fused, separate
+        found = {
+            name: (m, _put_apart(m, pieces)) for name, m, pieces in find_fused(model) if _is_here(m)
+        }
+        for name, module in model.named_modules():
+            # Modules of their own in a dictionary that calls them, as in Switch Transformers.
+            if isinstance(module, nn.ModuleDict) and "num_experts" in vars(module):
+                found[name] = module, RoutedExperts(dict(module))
+        for name, (experts, routed) in found.items():
+            is_wanted = any(p.requires_grad for p in experts.parameters())
+            if is_wanted and _is_here(experts) and _do_the_same(experts, routed):
+                self._replaced[name] = experts, routed
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -121,21 +154,32 @@ class ExpertsApart:
             self._model.set_submodule(name, modules[which])
 
 
-def _do_the_same(fused: nn.Module, separate: SeparateExperts) -> bool:
+def _is_here(experts: nn.Module) -> bool:
+    return all(p.is_contiguous() and not p.is_meta for p in experts.parameters())
+
+
+def _do_the_same(experts: nn.Module, routed: RoutedExperts) -> bool:
     """Whether both give the same, but for rounding, for a few tokens and experts."""
-    experts = list(separate.children())
-    weight = next(experts[0].parameters())
-    linear: Any = next(experts[0].children())
-    num_inputs = weight.shape[0 if linear.is_transposed else 1]
-    num = min(_NUM_TRIED, len(experts))
+    num_experts = len(routed.routing)
+    linears = [m for m in routed.modules() if isinstance(m, (nn.Linear, ExpertLinear))]
+    if not linears:
+        return False
+    linear, weight = linears[0], linears[0].weight
+    num_inputs = weight.shape[0 if getattr(linear, "is_transposed", False) else 1]
+    num = min(_NUM_TRIED, num_experts)
     x = torch.linspace(-1, 2, num * num_inputs).square().view(num, num_inputs).to(weight)
     first = torch.arange(num, device=weight.device)
-    choices = torch.stack([first, (first + 1) % len(experts)], 1)
+    numbers = torch.stack([first, (first + 1) % num_experts], 1)
     weights = torch.linspace(0.2, 0.9, 2 * num).view(num, 2).to(weight)
     # As the model's own code says, whichever kernels it would choose.
-    forward = getattr(type(fused).forward, "__wrapped__", type(fused).forward)
-    with torch.no_grad():
-        expected = forward(fused, x, choices, weights)
-        found = separate(x, choices, weights)
+    forward = getattr(type(experts).forward, "__wrapped__", type(experts).forward)
     precision = 10 * torch.finfo(weight.dtype).eps
-    return bool((found - expected).norm() <= precision * expected.norm())
+    for chosen in (numbers, F.one_hot(numbers, num_experts)):
+        try:
+            with torch.no_grad():
+                expected = forward(experts, x, chosen, weights)
+                found = routed(x, chosen, weights)
+        except (RuntimeError, TypeError, ValueError, IndexError):  # it has other arguments
+            continue
+        return bool((found - expected).norm() <= precision * expected.norm())
+    return False

@@ -95,7 +95,7 @@ class Coverage:
         }
 
     def _why_no_map(self, owned: Owned, kind: Statistic[Any]) -> str:
-        routed = [m for m in self.subject.maps if m.is_routed and m.name in owned.modules]
+        routed = [m for m in self.subject.maps if m.routing and m.name in owned.modules]
         if routed and not any(self._has(m, part) for m in routed for part in kind.parts):
             return UNROUTED
         maps = [m for m in self.subject.maps if (m.name, "weight") in owned.owners]

@@ -38,7 +38,7 @@ class GradientWatch:
         self._outputs_of: dict[str, list[OutputStatistic]] = {}  # by map
         for name, m in self._maps.items():
             own = [kind for kind in of_outputs if kind.refuses(m) is None]
-            if own and (m.is_routed or structure.is_separate(name)):
+            if own and (m.routing or structure.is_separate(name)):
                 self._outputs_of[name] = own
         self._plan()
         self._calls: dict[str, list[Call]] = {}  # by module, of this forward pass
@@ -194,7 +194,7 @@ class GradientWatch:
         if module in self._outputs_of:
             assert isinstance(call, MapCall)
             rows = call.output_rows()
-            kinds = [] if call.map.is_routed and not len(rows) else self._outputs_of[module]
+            kinds = [] if call.map.routing and not len(rows) else self._outputs_of[module]
             for kind in kinds:
                 self.current.totals.sum_of(kind, call.map, rows.device).add(rows)
         closed = [name for name in self._closed_of.get(module, ()) if name in self._waiting]

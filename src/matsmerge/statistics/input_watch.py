@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from matsmerge.models.experts import RoutedLinear
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.gradients import Examples
 from matsmerge.statistics.kinds.statistic import InputStatistic
@@ -69,7 +68,7 @@ class InputWatch:
         """Has every input rows for each sequence?"""
         uses = structure.uses.get(m.name, [])
         return bool(uses) and (
-            m.is_routed
+            m.routing is not None
             or m.name in structure.widened
             or all(use.split and use.split[0] for use in uses)
         )
@@ -105,7 +104,7 @@ class InputWatch:
         """Add an input to the sums that go by this name."""
         m = self._maps[name]
         x = x.detach()
-        if m.is_routed and not len(x):
+        if m.routing is not None and not len(x):
             return
         members = [self._maps[n].module for n in self._subject.shared.members(name)]
         keeps_mean = self._subject.options.bias and any(
@@ -139,9 +138,9 @@ class InputWatch:
             rows = rows if real is None else rows[real.to(rows.device)]
             yield rows.mT.unsqueeze(-1), None  # (features, rows, 1)
             return
-        if isinstance(m.module, RoutedLinear):
-            tokens = m.module.tokens
-            real = self.current.masks.real_rows(torch.Size([m.module.num_tokens]), m.name)
+        if m.routing is not None:
+            tokens = m.routing.tokens
+            real = self.current.masks.real_rows(torch.Size([m.routing.num_tokens]), m.name)
             is_real = None if real is None else torch.isin(tokens, real.to(tokens.device))
             yield x, None if is_real is None else is_real.nonzero()[:, 0]
             return

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from matsmerge.models.experts import RoutedLinear
+from matsmerge.models.experts import ExpertLinear, Routing
 
 Layout = Literal["linear", "conv1d", "conv2d", "embedding", "norm"]
 _PIECE_ELEMENTS = 1 << 24  # of unfolded patches at once
@@ -27,17 +27,13 @@ class LinearMap:
     name: str  # of the module
     module: nn.Module
     layout: Layout
+    routing: Routing | None = None  # of an expert's maps, which receive some of the tokens only
 
     @property
     def num_groups(self) -> int:
         if self.layout == "norm":
             return len(self.weight)
         return int(self.module.groups) if isinstance(self.module, nn.Conv2d) else 1
-
-    @property
-    def is_routed(self) -> bool:
-        """Whether it receives some of the tokens only, which its module knows."""
-        return isinstance(self.module, RoutedLinear)
 
     @property
     def weight(self) -> Tensor:
@@ -105,7 +101,7 @@ def find_linear_map(name: str, module: nn.Module) -> LinearMap | None:
     forward = type(module).forward
     if isinstance(module, nn.Linear) and forward is nn.Linear.forward:
         return LinearMap(name, module, "linear")
-    if isinstance(module, RoutedLinear):
+    if isinstance(module, ExpertLinear):
         return LinearMap(name, module, "conv1d" if module.is_transposed else "linear")
     if isinstance(module, nn.Conv2d) and forward is nn.Conv2d.forward:
         return LinearMap(name, module, "conv2d")

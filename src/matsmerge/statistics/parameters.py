@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from matsmerge.errors import RecipeError, closest
+from matsmerge.models.experts import RoutedExperts, Routing
 from matsmerge.statistics.linear_maps import LinearMap, find_linear_map, find_norm
 
 
@@ -98,4 +99,17 @@ def find_maps(
     found = (
         find_linear_map(name, m) or (find_norm(name, m) if norms else None) for name, m in modules
     )
-    return [m for m in found if m is not None]
+    routing = {
+        f"{name}.{expert}": own
+        for name, m in model.named_modules()
+        if isinstance(m, RoutedExperts)
+        for expert, own in m.routing.items()
+    }
+    return [replace(m, routing=_routing_of(m.name, routing)) for m in found if m is not None]
+
+
+def _routing_of(name: str, routing: Mapping[str, Routing]) -> Routing | None:
+    """The tokens of the expert that a module is in."""
+    while name and name not in routing:
+        name = name.rpartition(".")[0]
+    return routing.get(name)

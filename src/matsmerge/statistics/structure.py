@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from matsmerge.errors import DataError
+from matsmerge.models.experts import RoutedExperts
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.tasks.prediction import Prediction
 
@@ -90,7 +91,13 @@ def find_structure(
     """
     first, result, num_first = _watch(model, lambda: run(3))
     second, _, num_second = _watch(model, lambda: run(2))
-    routed = frozenset(m.name for m in maps if m.is_routed)
+    routed = {
+        f"{name}.{inner}"
+        for name, module in model.named_modules()
+        if isinstance(module, RoutedExperts)
+        for inner, _ in module.named_modules()
+        if inner
+    }
     uses = _uses(first, second, num_first, num_second, routed)
     leaders = _leaders(first, maps)
     shared = [
@@ -250,11 +257,11 @@ def _uses(
     second: list[_Seen],
     num_first: int,
     num_second: int,
-    routed: frozenset[str],
+    routed: set[str],
 ) -> dict[str, list[Use]]:
     """Match the calls of the two passes, and see what grows with the number of sequences.
 
-    What `routed` modules receive does not, even where it seems so.
+    What modules of experts receive does not, even where it seems so.
     """
     by_module = defaultdict(list)
     for call in second:
@@ -289,7 +296,7 @@ def _leaders(calls: list[_Seen], maps: Sequence[LinearMap]) -> dict[str, str]:
     """Group linear maps whose calls received the very same tensors."""
     received: dict[str, list[tuple[Any, ...]]] = {m.name: [] for m in maps}
     # An expert without tokens receives nothing, as the others do: only its own maps can share.
-    around = {m.name: m.name.rpartition(".")[0] if m.is_routed else "" for m in maps}
+    around = {m.name: m.name.rpartition(".")[0] if m.routing else "" for m in maps}
     for call in calls:
         if call.module in received:
             x = call.inputs[0]
