@@ -1,5 +1,7 @@
 """Fused experts as tensors of their own, and experts under the names of another layout."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -105,7 +107,11 @@ def test_what_is_no_fused_experts_stays_as_it_is(shapes: dict[str, tuple[int, ..
         assert separate_experts(checkpoint) is checkpoint
 
 
-LAYOUTS = {"fused": fused, "apart": lambda: apart(fused()), "mixtral": lambda: mixtral(fused())}
+LAYOUTS: dict[str, Callable[[], dict[str, Tensor]]] = {
+    "fused": fused,
+    "apart": lambda: apart(fused()),
+    "mixtral": lambda: mixtral(fused()),
+}
 
 
 @pytest.mark.parametrize("of_base", LAYOUTS)

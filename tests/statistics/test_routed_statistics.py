@@ -52,7 +52,8 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def products(case: Case, runs: Sequence[Callable[[], Tensor]]) -> Products:
-    with Products(case.model) as found:
+    found = Products(case.model)
+    with found:
         for run in runs:
             run().backward()
     return found

@@ -56,15 +56,18 @@ def align(
     dtype: torch.dtype | None = None,
     may_differ: Callable[[str], bool] = lambda _: False,
     tokenizer_problems: Sequence[str] = (),
+    experts_apart: bool = True,
 ) -> Alignment:
     """Match tensors over all models and the base.
 
     `heads` are patterns of parameters each model keeps for itself. With a `dtype` the stored
     dtypes may differ. `may_differ` says of which integer buffers nobody needs equality.
-    `tokenizer_problems` are reasons not to merge embeddings, said together with the others.
+    `tokenizer_problems` are reasons not to merge embeddings, said together with the others. Fused
+    experts are parameters of their own, unless tensors are wanted as they are stored.
     """
-    models = {name: separate_experts(model) for name, model in models.items()}
-    base = separate_experts(base) if base else None
+    if experts_apart:
+        models = {name: separate_experts(model) for name, model in models.items()}
+        base = separate_experts(base) if base else None
     everyone = dict(models) | ({"base": base} if base else {})
     reference = next(iter(models.values()))
     if base is not None and match_experts(base.specs, reference.specs):

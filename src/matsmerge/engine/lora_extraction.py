@@ -49,11 +49,11 @@ def prepare_extraction(
         }
     )
     opened, start = _open_full(model), _open_full(base)
-    alignment = align({"model": opened}, start)
+    alignment = align({"model": opened}, start, experts_apart=False)
     new = alignment.models[0].heads
     if new:
         start = _with_new(start, alignment, new)
-        alignment = align({"model": opened}, start)
+        alignment = align({"model": opened}, start, experts_apart=False)
     changed = _changes(alignment, progress)
     own, outline = alignment.models[0], outline_of(opened)
     parameters = {n: outline.parameters.get(own.names[n], own.names[n]) for n in alignment.names}

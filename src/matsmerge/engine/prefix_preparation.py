@@ -140,9 +140,9 @@ def _stored_names(loaded: LoadedModel) -> dict[str, str]:
     unknown = [name for name, _ in loaded.model.named_parameters() if name not in known]
     if unknown:
         raise DataError(
-            f"{loaded.checkpoint.label}: '{unknown[0]}' is not one tensor of the checkpoint but "
-            "made from others when it is loaded, so weights cannot be put in block by block; use "
-            "inputs: own"
+            f"{loaded.checkpoint.label}: '{unknown[0]}' is not merged as one tensor (it is made "
+            "from others when it is loaded, or holds all experts of a mixture), so weights cannot "
+            "be put in block by block; use inputs: own"
         )
     names = dict(loaded.names)
     # Buffers such as running means are stored beside the parameters of their module.

@@ -48,10 +48,10 @@ def match_names(model: nn.Module, checkpoint: Checkpoint) -> dict[str, str]:
     for module, _, pieces in find_fused(model):
         for part, piece in pieces.items():
             name = f"{module}.{part}"
-            for stored in (stored_names.get(name), *_candidates([name], renamings)):
-                spec = checkpoint.specs.get(stored or "")
+            for other in (stored_names.get(name, name), *_candidates([name], renamings)):
+                spec = checkpoint.specs.get(other)
                 if spec is not None and spec.shape == piece.shape:
-                    names[name] = str(stored)
+                    names[name] = other
                     break
     return names
 
