@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import gpt_oss_config, mixtral_config
+from tiny_models import gpt_oss_config, make_tokenizer, mixtral_config, write_rows
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
@@ -185,3 +185,21 @@ def test_a_head_that_is_a_part_of_a_fused_tensor_is_refused() -> None:
     base, models = fused_family(mixtral_config())
     with pytest.raises(AlignmentError, match=r"'model\.layers\.0\.mlp\.experts\.1\.gate_proj"):
         matsmerge.plan(models, base, "average", heads=["*.experts.1.*"])
+
+
+@pytest.mark.parametrize("config", [mixtral_config, gpt_oss_config])
+def test_merging_along_the_merged_model_is_refused(
+    config: Callable[[], Any], mats: Run, tmp_path: Path
+) -> None:
+    base = make(config(), 0)
+    base.save_pretrained(tmp_path / "base")
+    make(config(), 1, base).save_pretrained(tmp_path / "a")
+    make_tokenizer().save_pretrained(tmp_path / "a")
+    write_rows(tmp_path / "a.jsonl", [{"text": "a b c"}, {"text": "b c"}])
+    code, _, error = mats(
+        "merge", "--method", "mats_cross", "--base", tmp_path / "base", "--model", tmp_path / "a",
+        "--data", tmp_path / "a.jsonl", "--out", tmp_path / "out",
+    )  # fmt: skip
+    assert code == 1
+    assert "holds all experts of a mixture" in error
+    assert not (tmp_path / "out").exists()

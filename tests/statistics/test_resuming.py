@@ -40,7 +40,7 @@ def interrupted(batches: list[Any], after: int) -> Iterator[Any]:
         yield batch
 
 
-@pytest.fixture(params=["bert", "t5", "gpt2", "ia3", "resnet"])
+@pytest.fixture(params=["bert", "t5", "gpt2", "ia3", "resnet", "gpt-oss"])
 def case(request: pytest.FixtureRequest) -> Case:
     return make_case(request.param)
 
