@@ -122,7 +122,11 @@ def colour(index: int) -> str:
 
 def series(index: int, errors: Sequence[float | None] = ()) -> dict[str, Any]:
     """A line with points and the errors of these, in percent, as one of several."""
-    bars = {"array": [100 * (error or 0.0) for error in errors], "thickness": 1, "width": 0}
+    bars: dict[str, Any] = {
+        "array": [100 * (error or 0.0) for error in errors],
+        "thickness": 1,
+        "width": 0,
+    }
     return {
         "mode": "lines+markers",
         "legendgroup": str(index),

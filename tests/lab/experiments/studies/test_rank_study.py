@@ -16,7 +16,7 @@ from matsmerge.linalg.triangle import pack_upper
 from matsmerge.linalg.truncated import truncate
 from matsmerge.statistics.statistics import Statistics, in_memory
 
-METHODS = {
+METHODS: dict[str, Any] = {
     "average": {"method": "average"},
     "mats_kfac": {"method": "mats_kfac", "search": {"iterations": [1, 5]}},
 }
@@ -35,7 +35,7 @@ def cut(statistics: Statistics, rank: int) -> Statistics:
 
 def test_each_rank_is_tuned_and_weighed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = "matsmerge.statistics.compression"
-    monkeypatch.setitem(sys.modules, module, SimpleNamespace(compress=cut))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(compress=cut))
     suite = tiny_suite(methods=METHODS, studies=STUDIES)
     places: dict[str, Any] = {
         "base": make_base(tmp_path / "base"), "data": make_data(tmp_path / "data")
