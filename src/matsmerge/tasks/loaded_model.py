@@ -40,10 +40,10 @@ from matsmerge.tasks.task_file import TaskFile
 class LoadedModel:
     """A model in evaluation mode, its task, and where its parameters came from.
 
-    `names` maps names in `model.named_parameters()` to tensors of `checkpoint` and `head_names` to
-    tensors of the head's file; a parameter is in one of them or in neither. Of an (IA)^3 adapter,
-    `checkpoint` is the adapter's, of a LoRA the full model it makes of its base; `base` is that
-    of the model it is on.
+    `names` maps names in `model.named_parameters()`, of fused experts the parts' (`ExpertsApart`),
+    to tensors of `checkpoint`, and `head_names` to tensors of the head's file; a parameter is in
+    one of them or in neither. Of an (IA)^3 adapter, `checkpoint` is the adapter's, of a LoRA the
+    full model it makes of its base; `base` is that of the model it is on.
     """
 
     model: nn.Module
