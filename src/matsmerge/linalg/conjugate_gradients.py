@@ -295,15 +295,10 @@ def solve_kronecker_sum(
         products=products,
         orthogonalize=orthogonalize,
     )
-    trace = solution.trace
     return restate(
         system,
         solution,
         correction=basis.leave(solution.correction),
-        trace=Trace(
-            trace.residuals,
-            [value * largest for value in trace.objectives],
-            [value * largest for value in trace.held_out],
-        ),
+        trace=solution.trace.times(largest),
         kept={at: basis.leave(kept) for at, kept in solution.kept.items()},
     )

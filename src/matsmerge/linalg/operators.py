@@ -8,6 +8,7 @@ is flattened, so that the covariance of a whole layer is never written out:
     Gram        X G           G (in, in), second moment of inputs
     low rank    s (X Zᵀ) Z    Z (n, in), one row for each example; G = s ZᵀZ
     Kronecker   O X G         O (out, out), second moment of output gradients
+    truncated   O X G         O, G known by their leading directions; a Gram is the case O = I
 
 The paper writes W as (in, out), and so the Gram from the left. A sum stays of its own kind where it
 can: Gram and Gram is a Gram; Kronecker and Kronecker is not a Kronecker.
@@ -19,6 +20,8 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from matsmerge.linalg.truncated import Truncated
 
 _ROWS_AT_ONCE = 32
 
@@ -37,7 +40,7 @@ class Operator(ABC):
         """Its diagonal, of a shape that goes with the parameter's."""
 
     def __add__(self, other: "Operator", /) -> "Operator":
-        return Sum((*_terms(self), *_terms(other)))
+        return Sum((*terms_of(self), *terms_of(other)))
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,36 @@ class Kronecker(Operator):
 
 
 @dataclass(frozen=True)
+class TruncatedProduct(Operator):
+    """O X G of factors known by their leading directions; one of them may be a whole matrix.
+
+    Of factors (out, r) and (in, r) it takes 8 out in r operations, and no matrix of their size.
+    """
+
+    outputs: Truncated | Tensor  # (out, out)
+    inputs: Truncated | Tensor  # (in, in)
+    scale: float = 1.0
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        g, o = self.inputs, self.outputs
+        image = g.after(x) if isinstance(g, Truncated) else x @ g.to(x.dtype)
+        image = o.before(image) if isinstance(o, Truncated) else o.to(x.dtype) @ image
+        return image if self.scale == 1 else image.mul_(self.scale)
+
+    def __mul__(self, scale: float, /) -> "TruncatedProduct":
+        return replace(self, scale=self.scale * scale)
+
+    def diagonal(self) -> Tensor:
+        outputs, inputs = self.outputs.diagonal(), self.inputs.diagonal()
+        return outputs.double().unsqueeze(-1) * inputs.double() * self.scale
+
+    @property
+    def trace(self) -> float:
+        outputs, inputs = self.outputs.diagonal(), self.inputs.diagonal()
+        return float(outputs.double().sum()) * float(inputs.double().sum()) * self.scale
+
+
+@dataclass(frozen=True)
 class Paired(Operator):
     """A covariance of inputs z, and beside it that of [z; δ], for a model that received z + δ.
 
@@ -219,5 +252,6 @@ class Sum(Operator):
         return found if len(found) == len(self.terms) else None
 
 
-def _terms(operator: Operator) -> tuple[Operator, ...]:
+def terms_of(operator: Operator) -> tuple[Operator, ...]:
+    """The terms of a sum, or the one there is."""
     return operator.terms if isinstance(operator, Sum) else (operator,)

@@ -116,6 +116,14 @@ class Trace:
     objectives: list[float] = field(default_factory=list)
     held_out: list[float] = field(default_factory=list)  # objective of the held-out set
 
+    def times(self, scale: float) -> "Trace":
+        """The same of systems that are so many times larger."""
+        return Trace(
+            self.residuals,
+            [value * scale for value in self.objectives],
+            [value * scale for value in self.held_out],
+        )
+
 
 @dataclass(frozen=True)
 class Solution:

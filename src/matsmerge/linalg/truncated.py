@@ -6,10 +6,15 @@ What is outside of the subspace is taken to be the same in every direction, so t
 kept: g = (trace - sum s) / (d - r). No matrix (d, d) is held.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from matsmerge.linalg.rounding import relative_rounding
+
+_DEPENDENT = 1e-7  # the length of what a direction adds to a space that has it already
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,53 @@ class Truncated:
     def trace(self) -> float:
         return float(self.values.sum()) + self.rest * (self.dim - self.rank)
 
+    @property
+    def norm(self) -> float:
+        """The Frobenius norm."""
+        return float(self.values.square().sum() + self.rest**2 * (self.dim - self.rank)) ** 0.5
+
+    @property
+    def is_singular(self) -> bool:
+        is_null = self.rest == 0 and self.rank < self.dim
+        return is_null or bool((self.values == 0).any())
+
+    def __mul__(self, scale: float) -> "Truncated":
+        return Truncated(self.vectors, self.values * scale, self.rest * scale)
+
+    def after(self, x: Tensor) -> Tensor:  # (n, d)
+        """X G, in the precision of X."""
+        u = self.vectors.to(x.dtype)
+        inside = (x @ u).mul_((self.values - self.rest).to(x.dtype))
+        return torch.addmm(x, inside, u.mT, beta=self.rest)
+
+    def before(self, x: Tensor) -> Tensor:  # (d, n)
+        """G X, in the precision of X."""
+        u = self.vectors.to(x.dtype)
+        inside = (u.mT @ x).mul_((self.values - self.rest).to(x.dtype)[:, None])
+        return torch.addmm(x, u, inside, beta=self.rest)
+
+    def diagonal(self) -> Tensor:  # (d,)
+        return self.vectors.square() @ (self.values - self.rest) + self.rest
+
+    def raised(self, level: float) -> "Truncated":
+        """G + level I."""
+        return Truncated(self.vectors, self.values + level, self.rest + level)
+
+    def without_rounding(self) -> "Truncated":
+        """Without directions that are no more than rounding of float32 may have made.
+
+        Those that are like all that is left are not told apart from it.
+        """
+        level = self.norm * relative_rounding(self.dim, torch.float32)
+        rest = self.rest if self.rest > level else 0.0
+        values = torch.where(self.values > level, self.values, 0)
+        kept = values != rest
+        return Truncated(self.vectors[:, kept], values[kept], rest)
+
+    def seen_in(self, basis: Tensor) -> "Truncated":  # (d, R), orthonormal columns
+        """The same in the coordinates of a space that holds the subspace."""
+        return replace(self, vectors=basis.mT @ self.vectors)
+
     def dense(self) -> Tensor:  # (d, d)
         """The matrix itself, in float64."""
         inner: Tensor = (self.vectors * (self.values - self.rest)) @ self.vectors.mT
@@ -47,3 +99,30 @@ def truncate(matrix: Tensor, rank: int) -> Truncated:  # (d, d)
     kept = values[dim - rank :].flip(0).clamp(min=0)
     rest = float(values[: dim - rank].clamp(min=0).mean()) if rank < dim else 0.0
     return Truncated(vectors[:, dim - rank :].flip(1), kept, rest)
+
+
+def isotropic(dim: int, value: float = 1.0) -> Truncated:
+    """The identity times a number."""
+    nothing = torch.zeros(dim, 0, dtype=torch.float64)
+    return Truncated(nothing, nothing[0] if dim else torch.zeros(0, dtype=torch.float64), value)
+
+
+def span(subspaces: Sequence[Tensor]) -> Tensor:  # of (d, r) with orthonormal columns
+    """An orthonormal basis of all of them: what each adds to those before it.
+
+    Twice orthogonal to those before (Kahan: twice is enough); within one, by the eigenvectors of a
+    small matrix.
+    """
+    dim = len(subspaces[0])
+    basis = subspaces[0].new_empty(dim, sum(u.shape[1] for u in subspaces))
+    num = 0
+    for u in subspaces:
+        found = basis[:, :num]
+        for _ in range(2):
+            u = u - found @ (found.mT @ u)
+            values, vectors = torch.linalg.eigh(u.mT @ u)
+            kept = values > _DEPENDENT**2
+            u = u @ (vectors[:, kept] / values[kept].sqrt())
+        basis[:, num : num + u.shape[1]] = u
+        num += u.shape[1]
+    return basis[:, :num]

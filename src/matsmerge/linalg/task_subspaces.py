@@ -1,0 +1,268 @@
+"""Systems of products whose factors are known by their leading directions, which fall apart.
+
+    C_m(D) = O_m D G_m,  G_m = U_m S_m U_mᵀ + g_m (1 - U_m U_mᵀ),  O_m likewise: V_m, T_m, o_m
+
+With U an orthonormal basis of all U_m (R columns, at most as many as they have together) and V of
+all V_m (R'), every C_m maps each of four parts of D to itself:
+
+    inner    VᵀDU              sum_m (VᵀO_mV) X (UᵀG_mU)     a small sum of Kronecker products
+    left     VᵀD(1 - UUᵀ)      (sum_m g_m VᵀO_mV) X          one matrix, from the left
+    right    (1 - VVᵀ)DU       X (sum_m o_m UᵀG_mU)          one matrix, from the right
+    rest     all else          (sum_m o_m g_m) X             a weighted mean
+
+The bases are turned so that the matrices of `left` and `right` are diagonal. There a row of `left`,
+a column of `right` and all of `rest` only ever become longer or shorter, also in every iterate of
+conjugate gradients: each is one number. So the whole system has (R' + 1) (R + 1) unknowns, those
+of `inner` and a border. For a Gram, O = 1, there is the border alone, and the system is diagonal.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from matsmerge.linalg.operators import (
+    Diagonal,
+    Gram,
+    Identity,
+    Kronecker,
+    Operator,
+    Sum,
+    TruncatedProduct,
+    terms_of,
+)
+from matsmerge.linalg.rounding import is_regular, relative_rounding, rounding_level
+from matsmerge.linalg.system import inner as inner_product
+from matsmerge.linalg.truncated import Truncated, isotropic, span
+
+Factor = Truncated | Tensor
+
+
+def is_truncated(operator: Operator) -> bool:
+    return any(isinstance(term, TruncatedProduct) for term in terms_of(operator))
+
+
+def products_of(operator: Operator, shape: torch.Size) -> list[TruncatedProduct]:
+    """The terms of an operator on (out, in), but for those that are diagonal."""
+    return [_product(t, shape) for t in terms_of(operator) if not isinstance(t, Diagonal)]
+
+
+def _product(term: Operator, shape: torch.Size) -> TruncatedProduct:
+    outputs, inputs = isotropic(shape[0]), isotropic(shape[1])
+    if isinstance(term, Identity):
+        return TruncatedProduct(outputs, inputs, term.scale)
+    if isinstance(term, Gram):
+        return TruncatedProduct(outputs, term.matrix)
+    if isinstance(term, Kronecker):
+        return TruncatedProduct(term.outputs, term.inputs, term.scale)
+    assert isinstance(term, TruncatedProduct), "not a sum of products"
+    return term
+
+
+def fills_space(operator: Operator, shape: torch.Size) -> bool:
+    """Do the leading directions leave nothing out, of inputs and, where there are any, outputs?"""
+    products = products_of(operator, shape)
+    outputs, inputs = [p.outputs for p in products], [p.inputs for p in products]
+    return _fill(inputs) and (_fill(outputs) or all(map(_is_isotropic, outputs)))
+
+
+def _fill(factors: Sequence[Factor]) -> bool:
+    whole = [f for f in factors if not isinstance(f, Truncated)]
+    num = sum(f.rank for f in factors if isinstance(f, Truncated))
+    return bool(whole) or num >= len(factors[0].diagonal())
+
+
+def _is_isotropic(factor: Factor) -> bool:
+    return isinstance(factor, Truncated) and factor.rank == 0
+
+
+def in_full(operator: Operator, shape: torch.Size) -> Operator:
+    """The same as a Gram, or a sum of Kronecker products of whole matrices."""
+    products = products_of(operator, shape)
+    diagonals = [t.values.double() for t in terms_of(operator) if isinstance(t, Diagonal)]
+    if not all(_is_isotropic(p.outputs) for p in products):
+        assert not diagonals
+        wholes = [Kronecker(_whole(p.outputs), _whole(p.inputs), p.scale) for p in products]
+        return wholes[0] if len(wholes) == 1 else Sum(tuple(wholes))
+    matrix = torch.zeros(shape[1], shape[1], dtype=torch.float64)
+    for p in products:
+        assert isinstance(p.outputs, Truncated)
+        matrix.add_(dense_factor(p.inputs), alpha=p.scale * p.outputs.rest)
+    for values in diagonals:
+        matrix.diagonal().add_(values.view(-1))
+    return Gram(matrix)
+
+
+def dense_factor(factor: Factor) -> Tensor:
+    """A factor as a matrix, in float64."""
+    return factor.dense() if isinstance(factor, Truncated) else factor.double()
+
+
+def _whole(factor: Factor) -> Tensor:
+    """A matrix, in float32 if and only if it is regular, as `without_rounding` has it."""
+    if not isinstance(factor, Truncated):
+        return factor
+    return factor.dense() if factor.is_singular else factor.dense().float()
+
+
+def rounding_of(factor: Factor, stored: torch.dtype) -> float:
+    """How much rounding may have added to a singular factor; 0 for a regular one."""
+    if isinstance(factor, Truncated):
+        size = factor.norm * relative_rounding(factor.dim, stored)
+        return size if factor.is_singular else 0.0
+    return 0.0 if is_regular(factor) else float(rounding_level(factor, stored))
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The factors of one side, in a basis of all their leading directions."""
+
+    basis: Tensor | None  # (d, R); None: all of the space
+    factors: list[Factor]  # (R, R)
+    rests: list[float]  # of each, outside of the basis
+
+    @property
+    def num_outside(self) -> int:
+        return 0 if self.basis is None else self.basis.shape[0] - self.basis.shape[1]
+
+    def turned(self, vectors: Tensor) -> "_Side":  # (R, R)
+        basis = vectors if self.basis is None else self.basis @ vectors
+        return _Side(basis, [turn(f, vectors) for f in self.factors], self.rests)
+
+
+def _join(factors: Sequence[Factor]) -> _Side:
+    truncated = [f for f in factors if isinstance(f, Truncated)]
+    if _fill(factors):
+        return _Side(None, [dense_factor(f) for f in factors], [0.0] * len(factors))
+    basis = span([f.vectors for f in truncated])
+    return _Side(basis, [f.seen_in(basis) for f in truncated], [f.rest for f in truncated])
+
+
+def turn(factor: Factor, vectors: Tensor) -> Factor:
+    """QᵀAQ."""
+    if isinstance(factor, Truncated):
+        return factor.seen_in(vectors)
+    return vectors.mT @ factor @ vectors
+
+
+@dataclass(frozen=True)
+class Apart:
+    """An operator that has fallen apart."""
+
+    v: Tensor  # (out, R')
+    u: Tensor  # (in, R)
+    inner: list[TruncatedProduct]  # on (R', R)
+    border: Tensor  # (R' + 1, R + 1), eigenvalues of the other parts; 0: no model has anything
+
+    @property
+    def multiplicity(self) -> Tensor:  # (R' + 1, R + 1)
+        """How many directions each unknown stands for."""
+        rows, columns = (torch.ones(b.shape[1] + 1, dtype=torch.float64) for b in (self.v, self.u))
+        rows[-1], columns[-1] = (float(b.shape[0] - b.shape[1]) for b in (self.v, self.u))
+        return rows[:, None] * columns
+
+    @property
+    def has_inner(self) -> bool:
+        return self.border[:-1, :-1].numel() > 0
+
+    @property
+    def is_border_full(self) -> bool:
+        """Has it something for every direction outside of `inner`?"""
+        missing = (self.border == 0) & (self.multiplicity > 0)
+        missing[:-1, :-1] = False
+        return not bool(missing.any())
+
+
+def fall_apart(products: Sequence[TruncatedProduct], stored: torch.dtype) -> Apart:
+    """See a sum of products in the bases of their leading directions."""
+    outputs = _join([p.outputs for p in products])
+    inputs = _join([p.inputs for p in products])
+    of_left = [p.scale * g for p, g in zip(products, inputs.rests, strict=True)]
+    of_right = [p.scale * o for p, o in zip(products, outputs.rests, strict=True)]
+    rest = sum(c * g for c, g in zip(of_right, inputs.rests, strict=True))
+    has_left, has_right = inputs.num_outside > 0, outputs.num_outside > 0
+    left, right = torch.zeros(1), torch.zeros(1)
+    if has_left:
+        outputs, left, rest = _diagonalize(outputs, of_left, rest, stored)
+    if has_right:
+        inputs, right, rest = _diagonalize(inputs, of_right, rest, stored)
+    v, u = outputs.basis, inputs.basis
+    assert v is not None
+    assert u is not None
+    border = v.new_zeros(v.shape[1] + 1, u.shape[1] + 1)
+    border[:-1, -1], border[-1, :-1] = left, right
+    border[-1, -1] = rest if has_left and has_right else 0.0
+    factors = zip(outputs.factors, inputs.factors, products, strict=True)
+    return Apart(v, u, [TruncatedProduct(o, g, p.scale) for o, g, p in factors], border)
+
+
+def _diagonalize(
+    side: _Side, coefficients: Sequence[float], rest: float, stored: torch.dtype
+) -> tuple[_Side, Tensor, float]:
+    """Turn a basis so that a sum of its factors is diagonal; what is only rounding is 0."""
+    matrix = dense_factor(side.factors[0]) * coefficients[0]
+    for factor, coefficient in zip(side.factors[1:], coefficients[1:], strict=True):
+        matrix.add_(dense_factor(factor), alpha=coefficient)
+    values, vectors = torch.linalg.eigh(matrix)
+    num = side.num_outside
+    level = relative_rounding(len(matrix) + num, stored)
+    level *= math.hypot(float(matrix.norm()), num**0.5 * rest)
+    values = torch.where(values > level, values, 0)
+    return side.turned(vectors), values, rest if rest > level else 0.0
+
+
+class Coordinates:
+    """The unknowns (R' + 1, R + 1) of a system that has fallen apart, given its residual.
+
+    Those of the border are lengths along the residual's own rows, columns and rest.
+    """
+
+    def __init__(self, apart: Apart, residual: Tensor) -> None:
+        self._v, self._u = v, u = apart.v, apart.u
+        border = apart.border
+        left, right = v.mT @ residual, residual @ u
+        inner = left @ u
+        self._left = self._right = self._rest = None
+        lengths = torch.zeros_like(border)
+        if bool(border[:-1, -1].any()):
+            self._left = torch.addmm(left, inner, u.mT, alpha=-1)  # (R', in)
+            lengths[:-1, -1] = self._left.norm(dim=1)
+        if bool(border[-1, :].any()):
+            self._right = torch.addmm(right, v, inner, alpha=-1)  # (out, R)
+            lengths[-1, :-1] = self._right.norm(dim=0)
+        if self._right is not None and bool(border[-1, -1] > 0):
+            self._rest = torch.addmm(residual, v, left, alpha=-1)  # (out, in)
+            self._rest.addmm_(self._right, u.mT, alpha=-1)
+            lengths[-1, -1] = self._rest.norm()
+        lengths = torch.where(border > 0, lengths, 0)
+        self._units = torch.where(lengths > 0, 1 / lengths, 0)
+        self.residual = lengths
+        self.residual[:-1, :-1] = inner
+
+    def leave(self, x: Tensor) -> Tensor:  # (R' + 1, R + 1) -> (out, in)
+        """The correction of some unknowns."""
+        along = x * self._units
+        rows = x[:-1, :-1] @ self._u.mT
+        if self._left is not None:
+            rows += self._left * along[:-1, -1:]
+        result = self._v @ rows
+        if self._right is not None:
+            result.addmm_(self._right * along[-1, :-1], self._u.mT)
+        if self._rest is not None:
+            result.add_(self._rest, alpha=float(along[-1, -1]))
+        return result
+
+    def enter(self, y: Tensor) -> Tensor:  # (out, in) -> (R' + 1, R + 1)
+        """What a matrix is along the unknowns: the adjoint of `leave`."""
+        rows = self._v.mT @ y
+        x = torch.zeros_like(self.residual)
+        x[:-1, :-1] = rows @ self._u
+        if self._left is not None:
+            x[:-1, -1] = (rows * self._left).sum(1) * self._units[:-1, -1]
+        if self._right is not None:
+            x[-1, :-1] = ((y @ self._u) * self._right).sum(0) * self._units[-1, :-1]
+        if self._rest is not None:
+            x[-1, -1] = inner_product(y, self._rest) * self._units[-1, -1]
+        return x
