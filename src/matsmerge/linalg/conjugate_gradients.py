@@ -19,7 +19,6 @@ from matsmerge.linalg.kronecker_sums import (
     decompose_kronecker,
     kroneckers_of,
     nearest_kronecker,
-    scales_of,
 )
 from matsmerge.linalg.operators import Gram, Identity, Operator, Sum
 from matsmerge.linalg.rounding import exceeds, relative_rounding, rounding_level
@@ -266,7 +265,7 @@ def solve_kronecker_sum(
     if not bool(system.residual.any()):
         return conjugate_gradients(system, replace(limits, iterations=0))
     terms = kroneckers_of(system.operator)
-    largest = max(scales_of(terms))
+    largest = max(term.trace for term in terms)
     basis = decompose_kronecker(nearest_kronecker(terms), stored)
     seen = basis.values > 0
     products = torch.float32 if preconditioner == "kronecker" else torch.float64

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.operators import Identity, Kronecker, Operator, Sum
+from matsmerge.linalg.operators import Identity, Kronecker, Operator, Sum, trace_of
 from matsmerge.linalg.rounding import is_regular, rounding_level
 from matsmerge.linalg.system import Solution, Status, System
 
@@ -45,7 +45,7 @@ def nearest_kronecker(terms: Sequence[Kronecker]) -> Kronecker:
     alternating least squares on the inner products alone. All of them are positive, so both
     factors are positive semi-definite.
     """
-    scales = torch.tensor(scales_of(terms), dtype=torch.float64)
+    scales = torch.tensor([t.trace for t in terms], dtype=torch.float64)
     largest = float(scales.max())
     if not largest > 0:
         return terms[0]
@@ -72,11 +72,6 @@ def _inner_products(factors: Sequence[Tensor], units: Sequence[float]) -> Tensor
             product = float(torch.dot(scaled.to(dtype), other.to(dtype))) * units[j]
             result[i, j] = result[j, i] = product
     return result
-
-
-def scales_of(terms: Sequence[Kronecker]) -> list[float]:
-    """The trace of each product."""
-    return [trace_of(t.outputs) * trace_of(t.inputs) * t.scale for t in terms]
 
 
 def _combine(factors: Sequence[Tensor], coefficients: Sequence[float]) -> Tensor:
@@ -178,12 +173,6 @@ def to_unit_trace(terms: Sequence[Kronecker]) -> tuple[list[Kronecker], list[flo
         )
         units.append(Kronecker(outputs, inputs))
     return units, scales
-
-
-def trace_of(factor: Tensor) -> float:  # (d, d), (groups, d, d), or a diagonal (d,)
-    """The sum of a factor's eigenvalues."""
-    diagonal = factor if factor.ndim == 1 else factor.diagonal(dim1=-2, dim2=-1)
-    return float(diagonal.double().sum())
 
 
 def hold(system: System, strength: float) -> System:

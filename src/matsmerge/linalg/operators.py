@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.truncated import Truncated
+from matsmerge.linalg.truncated import Factor, Truncated
 
 _ROWS_AT_ONCE = 32
 
@@ -159,6 +159,10 @@ class Kronecker(Operator):
     def scale(self) -> float:
         return self.outputs_scale * self.inputs_scale
 
+    @property
+    def trace(self) -> float:
+        return trace_of(self.outputs) * trace_of(self.inputs) * self.scale
+
     def __call__(self, x: Tensor, /) -> Tensor:
         inputs = self.inputs.to(x.dtype)
         image = self.outputs.to(x.dtype) @ (x * inputs if inputs.ndim == 1 else x @ inputs)
@@ -182,8 +186,8 @@ class TruncatedProduct(Operator):
     Of factors (out, r) and (in, r) it takes 8 out in r operations, and no matrix of their size.
     """
 
-    outputs: Truncated | Tensor  # (out, out)
-    inputs: Truncated | Tensor  # (in, in)
+    outputs: Factor  # (out, out)
+    inputs: Factor  # (in, in)
     scale: float = 1.0
 
     def __call__(self, x: Tensor, /) -> Tensor:
@@ -201,8 +205,7 @@ class TruncatedProduct(Operator):
 
     @property
     def trace(self) -> float:
-        outputs, inputs = self.outputs.diagonal(), self.inputs.diagonal()
-        return float(outputs.double().sum()) * float(inputs.double().sum()) * self.scale
+        return trace_of(self.outputs) * trace_of(self.inputs) * self.scale
 
 
 @dataclass(frozen=True)
@@ -255,3 +258,11 @@ class Sum(Operator):
 def terms_of(operator: Operator) -> tuple[Operator, ...]:
     """The terms of a sum, or the one there is."""
     return operator.terms if isinstance(operator, Sum) else (operator,)
+
+
+def trace_of(factor: Factor) -> float:  # (d, d), (groups, d, d), or a diagonal (d,)
+    """The sum of a factor's eigenvalues."""
+    if isinstance(factor, Truncated):
+        return factor.trace
+    diagonal = factor if factor.ndim == 1 else factor.diagonal(dim1=-2, dim2=-1)
+    return float(diagonal.double().sum())

@@ -28,14 +28,13 @@ from matsmerge.linalg.system import Limits, Solution, Status, System, rate
 from matsmerge.linalg.task_subspaces import (
     Apart,
     Coordinates,
-    Factor,
     dense_factor,
     fall_apart,
     products_of,
     rounding_of,
     turn,
 )
-from matsmerge.linalg.truncated import Truncated
+from matsmerge.linalg.truncated import Factor, Truncated
 
 
 def solve_apart(system: System, stored: torch.dtype = torch.float32) -> Solution:

@@ -35,13 +35,17 @@ from matsmerge.linalg.operators import (
 )
 from matsmerge.linalg.rounding import is_regular, relative_rounding, rounding_level
 from matsmerge.linalg.system import inner as inner_product
-from matsmerge.linalg.truncated import Truncated, isotropic, span
-
-Factor = Truncated | Tensor
+from matsmerge.linalg.truncated import Factor, Truncated, isotropic, span
 
 
 def is_truncated(operator: Operator) -> bool:
     return any(isinstance(term, TruncatedProduct) for term in terms_of(operator))
+
+
+def falls_apart(operator: Operator) -> bool:
+    """Is it a sum of products alone?"""
+    is_diagonal = any(isinstance(term, Diagonal) for term in terms_of(operator))
+    return is_truncated(operator) and not is_diagonal
 
 
 def products_of(operator: Operator, shape: torch.Size) -> list[TruncatedProduct]:

@@ -34,8 +34,18 @@ class Truncated:
         return len(self.values)
 
     @property
+    def is_whole(self) -> bool:
+        """Are all directions known?"""
+        return self.rank == self.dim
+
+    @property
     def trace(self) -> float:
         return float(self.values.sum()) + self.rest * (self.dim - self.rank)
+
+    @property
+    def mean(self) -> float:
+        """The mean eigenvalue."""
+        return self.trace / self.dim
 
     @property
     def norm(self) -> float:
@@ -69,16 +79,19 @@ class Truncated:
         """G + level I."""
         return Truncated(self.vectors, self.values + level, self.rest + level)
 
-    def without_rounding(self) -> "Truncated":
-        """Without directions that are no more than rounding of float32 may have made.
+    def without_rounding(self, ridge: float = 0.0) -> "Truncated":
+        """Without directions that only rounding to float32 may have made, plus a ridge.
 
-        Those that are like all that is left are not told apart from it.
+        As `rounding.without_rounding`. Directions like all that is left are not told from it.
         """
         level = self.norm * relative_rounding(self.dim, torch.float32)
+        lowest = min([self.rest] * (self.rank < self.dim) + self.values.tolist(), default=0.0)
+        if lowest + ridge > level:
+            return self.raised(ridge)
         rest = self.rest if self.rest > level else 0.0
         values = torch.where(self.values > level, self.values, 0)
         kept = values != rest
-        return Truncated(self.vectors[:, kept], values[kept], rest)
+        return Truncated(self.vectors[:, kept], values[kept], rest).raised(ridge)
 
     def seen_in(self, basis: Tensor) -> "Truncated":  # (d, R), orthonormal columns
         """The same in the coordinates of a space that holds the subspace."""
@@ -89,6 +102,9 @@ class Truncated:
         inner: Tensor = (self.vectors * (self.values - self.rest)) @ self.vectors.mT
         inner.diagonal().add_(self.rest)
         return inner
+
+
+Factor = Truncated | Tensor  # a second moment (d, d), either way
 
 
 def truncate(matrix: Tensor, rank: int) -> Truncated:  # (d, d)

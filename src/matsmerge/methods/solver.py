@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from matsmerge.linalg.eigenbasis import Decompose, decompose
 from matsmerge.linalg.operators import Operator
 from matsmerge.linalg.system import Solution, System
+from matsmerge.linalg.task_subspaces import fills_space, in_full, is_truncated
 from matsmerge.methods.objectives.objective import Found, Objective
 from matsmerge.methods.options import Options
 
@@ -29,6 +30,18 @@ class Problem:
     stored: torch.dtype = torch.float32  # precision of the statistics
     num_sharing: int = 1  # systems with the same matrix
     decompose: Decompose = decompose
+
+    def in_simplest_form(self) -> "Problem":
+        """The same, with whole matrices in place of truncated ones that leave nothing out."""
+        operator, shape = self.system.operator, self.system.residual.shape
+        if not (is_truncated(operator) and fills_space(operator, shape)):
+            return self
+        system, held_out = (
+            None if s is None else replace(s, operator=in_full(s.operator, shape))
+            for s in (self.system, self.held_out)
+        )
+        assert system is not None
+        return replace(self, system=system, held_out=held_out)
 
 
 class Solver(Options, ABC):

@@ -1,6 +1,7 @@
 """Solvers: how far to go from the init towards the solution, and on which way."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -23,7 +24,14 @@ from matsmerge.linalg.eigenbasis import (
 )
 from matsmerge.linalg.kronecker_sums import is_kronecker_sum, solve_pair
 from matsmerge.linalg.operators import Diagonal, Gram, Identity
+from matsmerge.linalg.subspace_solutions import (
+    flow_apart,
+    iterate_apart,
+    solve_apart,
+    solve_beside_diagonal,
+)
 from matsmerge.linalg.system import Limits, Solution
+from matsmerge.linalg.task_subspaces import falls_apart, in_full, is_truncated
 from matsmerge.methods.merge_steps import EssentialSubspaces, SingularValueCalibration
 from matsmerge.methods.objectives.objective import Objective
 from matsmerge.methods.options import table
@@ -79,6 +87,7 @@ class ConjugateGradients(Solver):
         return None
 
     def solve(self, problem: Problem) -> Solution:
+        problem = problem.in_simplest_form()
         system, held_out = problem.system, problem.held_out
         iterations = max(problem.keep, default=self.iterations)
         limits = Limits(iterations, self.tolerance, problem.keep)
@@ -96,11 +105,21 @@ class ConjugateGradients(Solver):
                 orthogonalize=orthogonalize,
             )
         is_plain = self.preconditioner == "none"
+        if falls_apart(system.operator) and self.preconditioner != "jacobi":
+            return iterate_apart(
+                system,
+                limits,
+                preconditioner=self.preconditioner,
+                damping=self.damping,
+                held_out=held_out,
+                stored=problem.stored,
+                max_kept=_MAX_KEPT_ELEMENTS,
+            )
         if is_plain and self._in_eigenbasis(problem):
             basis = problem.decompose(dense(system.operator), problem.stored)
             return follow_trajectory(system, basis, limits, held_out)
         precondition = torch.clone if is_plain else jacobi(system.operator)
-        if is_gram(system.operator):
+        if is_gram(system.operator) or is_truncated(system.operator):
             return solve_gram_by_iterations(
                 system,
                 limits,
@@ -161,7 +180,12 @@ class ClosedForm(Solver):
         return None
 
     def solve(self, problem: Problem) -> Solution:
+        problem = problem.in_simplest_form()
         operator = problem.system.operator
+        if falls_apart(operator):
+            return solve_apart(problem.system, problem.stored)
+        if is_truncated(operator):
+            return solve_beside_diagonal(problem.system)
         if is_kronecker_sum(operator):
             return solve_pair(problem.system, problem.stored)
         if is_gram(operator) and self.precision == "float32":
@@ -203,7 +227,11 @@ class SpectralFilter(Solver):
         return None
 
     def solve(self, problem: Problem) -> Solution:
-        system = problem.system
+        system = problem.in_simplest_form().system
+        if falls_apart(system.operator):
+            return flow_apart(system, self.time, self.share, problem.stored)
+        if is_truncated(system.operator):
+            system = replace(system, operator=in_full(system.operator, system.residual.shape))
         if not is_gram(system.operator):
             return solve_diagonal(system)
         basis = problem.decompose(dense(system.operator), problem.stored)

@@ -17,6 +17,7 @@ from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.triangle import unpack_upper
+from matsmerge.linalg.truncated import Truncated
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.statistic import Form, Statistic, Stored
@@ -139,6 +140,16 @@ class Statistics:
             )
         return _with_constant(gram, self.stored(f"mean/{leader}", of), gram.shape[-1])
 
+    def truncated_gram(
+        self,
+        module: str,  # noqa: ARG002
+        of: str = MAIN,  # noqa: ARG002
+        *,
+        bias: bool = False,  # noqa: ARG002
+    ) -> Truncated | None:
+        """The same by its leading directions, where it is stored so; None elsewhere."""
+        return None
+
     def pairs(self, module: str, of: str = MAIN, *, bias: bool = False) -> Tensor | None:
         """Second moment of [z; δ], where a map was watched beside a model's own; None elsewhere.
 
@@ -157,6 +168,14 @@ class Statistics:
     def output_factor(self, module: str, of: str = MAIN) -> Tensor:
         """Second moment of the gradients at a map's outputs, summed over an example's rows."""
         return self.array(f"outputs/{module}", of)
+
+    def truncated_output_factor(
+        self,
+        module: str,  # noqa: ARG002
+        of: str = MAIN,  # noqa: ARG002
+    ) -> Truncated | None:
+        """The same by its leading directions, where it is stored so; None elsewhere."""
+        return None
 
     def fisher(self, parameter: str, of: str = MAIN) -> Tensor:
         """Diagonal of the Fisher information matrix, in the parameter's shape."""

@@ -9,13 +9,14 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
-from matsmerge.linalg.kronecker_sums import hold, trace_of
-from matsmerge.linalg.operators import Diagonal, Operator, Paired
+from matsmerge.linalg.kronecker_sums import hold
+from matsmerge.linalg.operators import Diagonal, Operator, Paired, Sum, TruncatedProduct, trace_of
 from matsmerge.linalg.operators import Gram as GramOperator
 from matsmerge.linalg.system import System
+from matsmerge.linalg.truncated import Truncated, isotropic
 from matsmerge.methods.objectives.fisher import check_everyone_has, check_shapes
 from matsmerge.methods.objectives.objective import Found, Objective, Part, Subject, View
-from matsmerge.statistics.statistics import MAIN, Map, Statistics
+from matsmerge.statistics.statistics import MAIN, Map
 
 
 class Gram(Objective):
@@ -79,14 +80,19 @@ class Gram(Objective):
         statistics = part.evidence.statistics
         maps = [statistics.map_of(module) for module in part.keys]
         rows = [statistics.header.sets[part.of].num_rows[f"inputs/{m.inputs}"] for m in maps]
+        has_bias = found.bias is not None
+        known = [statistics.truncated_gram(m.module, part.of, bias=has_bias) for m in maps]
+        truncated = [moment for moment in known if moment is not None]
+        if truncated:
+            return self._truncated_operator(found, truncated, [num / sum(rows) for num in rows])
         total = both = torch.zeros((), dtype=torch.float64)
         are_paired = True
         for m, num in zip(maps, rows, strict=True):
-            moment = self.adjusted(statistics, m, found, part.of)
+            moment = self.scaled(statistics.gram(m.module, part.of, bias=has_bias).double())
             diagonal = moment if moment.ndim == 1 else moment.diagonal(dim1=-2, dim2=-1)
             diagonal += ridge_of(moment, self.ridge).unsqueeze(-1)
             total = total + moment * (num / sum(rows))
-            pairs = statistics.pairs(m.module, part.of, bias=found.bias is not None)
+            pairs = statistics.pairs(m.module, part.of, bias=has_bias)
             are_paired = are_paired and pairs is not None
             both = both if pairs is None else both + pairs.double() * (num / sum(rows))
         trace = trace_of(total) or 1.0
@@ -97,6 +103,22 @@ class Gram(Objective):
             return Diagonal(total)
         operator = GramOperator(total)
         return Paired(operator, GramOperator(with_corner(both, total))) if are_paired else operator
+
+    def _truncated_operator(
+        self, found: Found, moments: Sequence[Truncated], shares: Sequence[float]
+    ) -> Operator:
+        """The same, of moments that are known by their leading directions."""
+        outputs = isotropic(found.num_outputs)
+        raised = [moment.raised(self.ridge * moment.mean) for moment in moments]
+        size = sum(s * m.trace for m, s in zip(raised, shares, strict=True)) or 1.0
+        terms: list[Operator] = []
+        for moment, share in zip(raised, shares, strict=True):
+            scale = share / size if self.equalize else share
+            terms.append(TruncatedProduct(outputs, moment, scale * self.off_diagonal))
+            if self.off_diagonal != 1:
+                left = moment.diagonal() * (scale * (1 - self.off_diagonal))
+                terms.append(Diagonal(left.unsqueeze(0)))
+        return terms[0] if len(terms) == 1 else Sum(tuple(terms))
 
     @property
     def merges_norms(self) -> bool:
@@ -109,9 +131,8 @@ class Gram(Objective):
     def anchored(self, system: System) -> System:
         return hold(system, self.anchor)
 
-    def adjusted(self, statistics: Statistics, m: Map, found: Found, of: str) -> Tensor:
-        """A map's second moment in float64, what is off its diagonal scaled."""
-        gram = statistics.gram(m.module, of, bias=found.bias is not None).double()
+    def scaled(self, gram: Tensor) -> Tensor:  # (..., d, d), or a diagonal (d,)
+        """A second moment, of which what is off its diagonal is scaled in place."""
         if self.off_diagonal != 1 and gram.ndim > 1:
             diagonal = gram.diagonal(dim1=-2, dim2=-1)
             kept = diagonal.clone()

@@ -1,17 +1,19 @@
 """The block Fisher information of a layer, by K-FAC."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
-from matsmerge.linalg.kronecker_sums import scales_of
-from matsmerge.linalg.operators import Kronecker, Operator, Paired, Sum
+from matsmerge.linalg.operators import Kronecker, Operator, Paired, Sum, TruncatedProduct
 from matsmerge.linalg.rounding import to_unit_size, without_rounding
+from matsmerge.linalg.truncated import Factor, Truncated
 from matsmerge.methods.objectives.gram import Gram, ridge_of, with_corner
 from matsmerge.methods.objectives.objective import Found, Part
-from matsmerge.statistics.statistics import Map
+from matsmerge.statistics.statistics import Map, Statistics
 
 
 class Kfac(Gram):
@@ -47,30 +49,62 @@ class Kfac(Gram):
         statistics = part.evidence.statistics
         terms, paired = [], []
         for m in map(statistics.map_of, part.keys):
-            if m.layout == "norm":  # features are apart, and count alike
-                given = torch.ones(found.view.num_groups, 1, 1)
-            else:
-                given = statistics.output_factor(m.module, part.of)
-            outputs, size_o = to_unit_size(given)
-            inputs, size_g = to_unit_size(self.adjusted(statistics, m, found, part.of))
+            given = self._output_moment(statistics, m, found, part.of)
+            stored = given.dtype if isinstance(given, Tensor) else torch.float32
+            outputs, size_o = _regular(given, stored, self.ridge + self.output_ridge)
+            moment = self._input_moment(statistics, m, found, part.of)
+            inputs, size_g = _regular(moment, stored, self.ridge)
             if self.per == "token":
                 counts = statistics.header.sets[part.of]
                 size_o *= counts.num_examples / counts.num_rows[f"inputs/{m.inputs}"]
-            ridge = ridge_of(outputs, self.ridge + self.output_ridge)
-            factor = without_rounding(outputs, given.dtype, ridge)
-            moment = without_rounding(inputs, given.dtype, ridge_of(inputs, self.ridge))
-            terms.append(Kronecker(factor, moment, size_o, size_g))
+            terms.append(_product(outputs, inputs, size_o, size_g))
             pairs = statistics.pairs(m.module, part.of, bias=found.bias is not None)
             if pairs is not None:
-                both = with_corner(pairs.double() / size_g, moment)
-                paired.append(Kronecker(factor, both, size_o, size_g))
+                assert isinstance(inputs, Tensor), "inputs in a merged model are not truncated"
+                both = with_corner(pairs.double() / size_g, inputs)
+                paired.append(_product(outputs, both, size_o, size_g))
         operator = _sum(terms)
         if paired:
             operator = Paired(operator, _sum(paired))
         if not self.equalize:
             return operator
-        return operator * (1 / (sum(scales_of(terms)) or 1.0))
+        return operator * (1 / (sum(term.trace for term in terms) or 1.0))
+
+    def _output_moment(self, statistics: Statistics, m: Map, found: Found, of: str) -> Factor:
+        if m.layout == "norm":  # features are apart, and count alike
+            return torch.ones(found.view.num_groups, 1, 1)
+        truncated = statistics.truncated_output_factor(m.module, of)
+        if truncated is None:
+            return statistics.output_factor(m.module, of)
+        return truncated.dense() if truncated.is_whole else truncated
+
+    def _input_moment(self, statistics: Statistics, m: Map, found: Found, of: str) -> Factor:
+        """A whole matrix if all directions are known, or what is off its diagonal is scaled."""
+        has_bias = found.bias is not None
+        truncated = statistics.truncated_gram(m.module, of, bias=has_bias)
+        if truncated is None:
+            return self.scaled(statistics.gram(m.module, of, bias=has_bias).double())
+        is_whole = truncated.is_whole or self.off_diagonal != 1
+        return self.scaled(truncated.dense()) if is_whole else truncated
 
 
-def _sum(terms: Sequence[Kronecker]) -> Operator:
+def _regular(moment: Factor, stored: torch.dtype, ridge: float) -> tuple[Factor, float]:
+    """A factor of size one without rounding, plus a ridge; and what it was divided by."""
+    if isinstance(moment, Truncated):
+        size = 2.0 ** math.frexp(moment.trace)[1]
+        one = moment * (1 / size)
+        return one.without_rounding(ridge * one.mean), size
+    unit, size = to_unit_size(moment)
+    return without_rounding(unit, stored, ridge_of(unit, ridge)), size
+
+
+def _product(
+    outputs: Factor, inputs: Factor, size_o: float, size_g: float
+) -> Kronecker | TruncatedProduct:
+    if isinstance(outputs, Tensor) and isinstance(inputs, Tensor):
+        return Kronecker(outputs, inputs, size_o, size_g)
+    return TruncatedProduct(outputs, inputs, size_o * size_g)
+
+
+def _sum(terms: Sequence[Operator]) -> Operator:
     return terms[0] if len(terms) == 1 else Sum(tuple(terms))
