@@ -28,7 +28,7 @@ def _regular(statistics: Statistics) -> Statistics:
         if statistics.header.forms[name] == "symmetric":
             matrix = unpack_upper(values)
             diagonal = matrix.diagonal(dim1=-2, dim2=-1)
-            diagonal += 0.05 * diagonal.mean()
+            diagonal += 0.05 * diagonal.mean() * torch.linspace(0.5, 1.5, matrix.shape[-1])
             values = pack_upper(matrix)
         arrays[name] = values
     return in_memory(statistics.header, arrays)

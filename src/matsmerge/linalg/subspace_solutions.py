@@ -1,7 +1,7 @@
 """Solutions of systems that fall apart in the models' task subspaces: see `task_subspaces`."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,19 +9,12 @@ import torch
 from torch import Tensor
 
 from matsmerge.linalg.conjugate_gradients import conjugate_gradients, restate
-from matsmerge.linalg.kronecker_sums import (
-    KroneckerBasis,
-    decompose_kronecker,
-    nearest_kronecker,
-    solve_pair,
-    trace_of,
-)
+from matsmerge.linalg.kronecker_sums import solve_pair
 from matsmerge.linalg.operators import (
     Diagonal,
     Kronecker,
     Operator,
     Sum,
-    TruncatedProduct,
     terms_of,
 )
 from matsmerge.linalg.system import Limits, Solution, Status, System, rate
@@ -31,10 +24,8 @@ from matsmerge.linalg.task_subspaces import (
     dense_factor,
     fall_apart,
     products_of,
-    rounding_of,
-    turn,
 )
-from matsmerge.linalg.truncated import Factor, Truncated
+from matsmerge.linalg.truncated import Truncated
 
 
 def solve_apart(system: System, stored: torch.dtype = torch.float32) -> Solution:
@@ -47,7 +38,10 @@ def solve_apart(system: System, stored: torch.dtype = torch.float32) -> Solution
     x = torch.where(apart.border > 0, seen_from.residual / apart.border, 0)
     is_full = apart.is_border_full
     if apart.has_inner:
-        part = System(Sum(tuple(_kroneckers(apart))), seen_from.residual[:-1, :-1], 0.0, 1.0)
+        products = (
+            Kronecker(dense_factor(t.outputs), dense_factor(t.inputs), t.scale) for t in apart.inner
+        )
+        part = System(Sum(tuple(products)), seen_from.residual[:-1, :-1], 0.0, 1.0)
         inner = solve_pair(part, stored)
         x[:-1, :-1] = inner.correction
         is_full = is_full and inner.status is Status.SOLVED
@@ -121,67 +115,49 @@ def iterate_apart(
     """Conjugate gradients on all parts at once, as `solve_kronecker_sum` on the whole.
 
     Without a preconditioner the iterates are those of the whole system; residuals are kept
-    orthogonal where they have at most `max_kept` elements together. The preconditioner is the
-    nearest Kronecker product for `inner`, and on the border the operator itself.
+    orthogonal where they have at most `max_kept` elements together. The preconditioner is a
+    division by the operator's diagonal in the bases of `fall_apart`, which take the place of the
+    nearest Kronecker product's: products may be in float32 there, too.
     """
     shape = system.residual.shape
     if not bool(system.residual.any()):
         return conjugate_gradients(system, replace(limits, iterations=0))
-    given = products_of(system.operator, shape)
-    largest = max(product.trace for product in given)
-    apart = fall_apart(given, stored)
+    products = products_of(system.operator, shape)
+    largest = max(product.trace for product in products)
+    apart = fall_apart(products, stored)
     seen_from = Coordinates(apart, system.residual)
+    diagonal = apart.border.clone()
+    for term in apart.inner:
+        diagonal[:-1, :-1] += term.diagonal()
     is_plain = preconditioner == "none"
-    dtype = torch.float64 if is_plain else torch.float32
-    values = apart.border.clone()
-    inner: list[TruncatedProduct] = []
-    basis: KroneckerBasis | None = None
-    if apart.has_inner:
-        basis = decompose_kronecker(nearest_kronecker(_kroneckers(apart)), stored)
-        values[:-1, :-1] = basis.values
-        inner = [
-            _rotate(own, whole, basis, dtype, stored) * (1 / largest)
-            for own, whole in zip(apart.inner, given, strict=True)
-        ]
-    seen = values > 0
-    mean = float((values * apart.multiplicity).sum()) / (shape[0] * shape[1])
-    divisor = torch.ones_like(values) if is_plain else (values + damping * mean) / largest
+    mean = float((diagonal * apart.multiplicity).sum()) / (shape[0] * shape[1])
+    divisor = torch.ones_like(diagonal) if is_plain else (diagonal + damping * mean) / largest
 
-    def enter(x: Tensor) -> Tensor:
-        return x if basis is None else _with_inner(x, basis.enter)
+    def see(other: System, operator: _Function, residual: Tensor) -> System:
+        return System(operator, residual / largest, other.objective / largest, other.size / largest)
 
-    def leave(x: Tensor) -> Tensor:
-        return seen_from.leave(x if basis is None else _with_inner(x, basis.leave))
-
-    def see(other: System) -> System:
-        operator = other.operator * (1 / largest)
-        return System(
-            _Function(lambda x: enter(seen_from.enter(operator(leave(x.double()))))),
-            enter(seen_from.enter(other.residual)) / largest,
-            other.objective / largest,
-            other.size / largest,
-        )
+    def apply_held_out(x: Tensor) -> Tensor:
+        assert held_out is not None
+        return seen_from.enter(held_out.operator(seen_from.leave(x.double()))) / largest
 
     solution = conjugate_gradients(
-        System(
-            _bordered(inner, apart.border / largest),
-            torch.where(seen, enter(seen_from.residual), 0) / largest,
-            system.objective / largest,
-            system.size / largest,
-        ),
+        see(system, _bordered(apart, 1 / largest), seen_from.residual),
         limits,
-        precondition=lambda r: torch.where(seen, r / divisor, 0),
-        held_out=None if held_out is None else see(held_out),
-        products=dtype,
-        orthogonalize=is_plain and values.numel() * limits.iterations <= max_kept,
+        precondition=lambda r: torch.where(diagonal > 0, r / divisor, 0),
+        held_out=held_out
+        and see(held_out, _Function(apply_held_out), seen_from.enter(held_out.residual)),
+        products=torch.float64 if is_plain else torch.float32,
+        orthogonalize=is_plain and diagonal.numel() * limits.iterations <= max_kept,
     )
-    return restate(
-        system,
+    solution = replace(
         solution,
-        correction=leave(solution.correction),
+        correction=seen_from.leave(solution.correction),
+        objective=solution.objective * largest,
         trace=solution.trace.times(largest),
-        kept={at: leave(kept) for at, kept in solution.kept.items()},
+        kept={at: seen_from.leave(kept) for at, kept in solution.kept.items()},
     )
+    # A regular system is seen as it is; of a singular one, not all is.
+    return solution if apart.is_regular else restate(system, solution)
 
 
 @dataclass(frozen=True)
@@ -200,8 +176,10 @@ class _Function(Operator):
         raise NotImplementedError
 
 
-def _bordered(inner: Sequence[TruncatedProduct], border: Tensor) -> _Function:
-    """`inner` on the unknowns but for the last row and column, and these multiplied."""
+def _bordered(apart: Apart, scale: float) -> _Function:
+    """The operator on the unknowns: `inner`, and the border multiplied."""
+    inner = [term * scale for term in apart.raised_inner]
+    border = apart.border * scale
 
     def apply(x: Tensor) -> Tensor:
         image = x * border.to(x.dtype)
@@ -210,46 +188,3 @@ def _bordered(inner: Sequence[TruncatedProduct], border: Tensor) -> _Function:
         return image
 
     return _Function(apply)
-
-
-def _rotate(
-    term: TruncatedProduct,
-    whole: TruncatedProduct,
-    basis: KroneckerBasis,
-    dtype: torch.dtype,
-    stored: torch.dtype,
-) -> TruncatedProduct:
-    """A product of `inner` in a basis, of factors of trace one.
-
-    As `KroneckerBasis.rotate` does, singular factors are raised by what rounding may have done.
-    """
-    assert basis.inputs is not None
-    outputs, size_o = _turn_factor(term.outputs, basis.outputs, whole.outputs, dtype, stored)
-    inputs, size_g = _turn_factor(term.inputs, basis.inputs, whole.inputs, dtype, stored)
-    return TruncatedProduct(outputs, inputs, term.scale * size_o * size_g)
-
-
-def _turn_factor(
-    factor: Factor, q: Tensor, whole: Factor, dtype: torch.dtype, stored: torch.dtype
-) -> tuple[Factor, float]:
-    level = rounding_of(whole, stored)
-    turned = turn(factor, q)
-    if isinstance(turned, Truncated):
-        size = turned.trace or 1.0
-        unit = turned.raised(level) * (1 / size)
-        return replace(unit, vectors=unit.vectors.to(dtype)), size
-    size = trace_of(turned) or 1.0
-    turned.diagonal().add_(level)
-    return (turned / size).to(dtype), size
-
-
-def _with_inner(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    changed = x.clone()
-    changed[:-1, :-1] = change(x[:-1, :-1])
-    return changed
-
-
-def _kroneckers(apart: Apart) -> list[Kronecker]:
-    return [
-        Kronecker(dense_factor(t.outputs), dense_factor(t.inputs), t.scale) for t in apart.inner
-    ]

@@ -47,7 +47,7 @@ class System:
 def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> System:
     """The system of covariances C_m and weights W_m, which are taken one at a time."""
     operator: Operator | None = None
-    right = residual = torch.zeros(())
+    residual, right = torch.zeros_like(start), torch.zeros_like(start)
     objective = 0.0
     for given, weights in terms:
         difference = weights - start
@@ -60,11 +60,10 @@ def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> Syst
             energy = inner(difference, change)
         # Only its size is wanted, for which float32 is enough once the covariance has size one.
         unit = float(covariance.diagonal().max()) or 1.0
-        image = (covariance * (1 / unit))(weights.float()).double().mul_(unit)
+        right.add_((covariance * (1 / unit))(weights.float()), alpha=unit)
+        residual += change
         objective += 0.5 * energy
         operator = covariance if operator is None else operator + covariance
-        residual = residual + change
-        right = right + image
     assert operator is not None, "a system needs at least one term"
     return System(operator, residual, objective, float(right.norm()))
 

@@ -18,7 +18,7 @@ of `inner` and a border. For a Gram, O = 1, there is the border alone, and the s
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,10 +32,11 @@ from matsmerge.linalg.operators import (
     Sum,
     TruncatedProduct,
     terms_of,
+    trace_of,
 )
 from matsmerge.linalg.rounding import is_regular, relative_rounding, rounding_level
 from matsmerge.linalg.system import inner as inner_product
-from matsmerge.linalg.truncated import Factor, Truncated, isotropic, span
+from matsmerge.linalg.truncated import Factor, Truncated, isotropic
 
 
 def is_truncated(operator: Operator) -> bool:
@@ -111,7 +112,7 @@ def _whole(factor: Factor) -> Tensor:
     return factor.dense() if factor.is_singular else factor.dense().float()
 
 
-def rounding_of(factor: Factor, stored: torch.dtype) -> float:
+def _rounding(factor: Factor, stored: torch.dtype) -> float:
     """How much rounding may have added to a singular factor; 0 for a regular one."""
     if isinstance(factor, Truncated):
         size = factor.norm * relative_rounding(factor.dim, stored)
@@ -124,31 +125,52 @@ class _Side:
     """The factors of one side, in a basis of all their leading directions."""
 
     basis: Tensor | None  # (d, R); None: all of the space
-    factors: list[Factor]  # (R, R)
+    factors: list[Factor]  # (R, R), either all truncated or none
     rests: list[float]  # of each, outside of the basis
 
     @property
     def num_outside(self) -> int:
         return 0 if self.basis is None else self.basis.shape[0] - self.basis.shape[1]
 
-    def turned(self, vectors: Tensor) -> "_Side":  # (R, R)
-        basis = vectors if self.basis is None else self.basis @ vectors
-        return _Side(basis, [turn(f, vectors) for f in self.factors], self.rests)
+    def turned(self, q: Tensor) -> "_Side":  # (R, R)
+        basis = q if self.basis is None else self.basis @ q
+        return _Side(basis, _turn(self.factors, q), self.rests)
 
 
 def _join(factors: Sequence[Factor]) -> _Side:
-    truncated = [f for f in factors if isinstance(f, Truncated)]
+    """A basis by QR; a direction that several have leaves another one in, which does no harm."""
     if _fill(factors):
         return _Side(None, [dense_factor(f) for f in factors], [0.0] * len(factors))
-    basis = span([f.vectors for f in truncated])
-    return _Side(basis, [f.seen_in(basis) for f in truncated], [f.rest for f in truncated])
+    truncated = [f for f in factors if isinstance(f, Truncated)]
+    basis, turned = torch.linalg.qr(torch.cat([f.vectors for f in truncated], 1))
+    return _Side(basis, _with_vectors(truncated, turned), [f.rest for f in truncated])
 
 
-def turn(factor: Factor, vectors: Tensor) -> Factor:
-    """QᵀAQ."""
-    if isinstance(factor, Truncated):
-        return factor.seen_in(vectors)
-    return vectors.mT @ factor @ vectors
+def _turn(factors: Sequence[Factor], q: Tensor) -> list[Factor]:
+    """QᵀAQ of each; of those that are truncated, all at once."""
+    truncated = [f for f in factors if isinstance(f, Truncated)]
+    if not truncated:
+        return [q.mT @ dense_factor(f) @ q for f in factors]
+    return _with_vectors(truncated, q.mT @ torch.cat([f.vectors for f in truncated], 1))
+
+
+def _with_vectors(factors: Sequence[Truncated], vectors: Tensor) -> list[Factor]:
+    parts = vectors.split([f.rank for f in factors], 1)
+    return [replace(f, vectors=part) for f, part in zip(factors, parts, strict=True)]
+
+
+def _combine(factors: Sequence[Factor], coefficients: Sequence[float]) -> Tensor:
+    """The sum of factors times numbers."""
+    truncated = [f for f in factors if isinstance(f, Truncated)]
+    if not truncated:
+        scaled = [dense_factor(f) * c for f, c in zip(factors, coefficients, strict=True)]
+        return torch.stack(scaled).sum(0)
+    vectors = torch.cat([f.vectors for f in truncated], 1)
+    pairs = list(zip(truncated, coefficients, strict=True))
+    values = torch.cat([(f.values - f.rest) * c for f, c in pairs])
+    total: Tensor = (vectors * values) @ vectors.mT
+    total.diagonal().add_(sum(f.rest * c for f, c in pairs))
+    return total
 
 
 @dataclass(frozen=True)
@@ -159,6 +181,7 @@ class Apart:
     u: Tensor  # (in, R)
     inner: list[TruncatedProduct]  # on (R', R)
     border: Tensor  # (R' + 1, R + 1), eigenvalues of the other parts; 0: no model has anything
+    levels: list[tuple[float, float]]  # what rounding may have added to singular O_m, G_m
 
     @property
     def multiplicity(self) -> Tensor:  # (R' + 1, R + 1)
@@ -172,11 +195,32 @@ class Apart:
         return self.border[:-1, :-1].numel() > 0
 
     @property
+    def raised_inner(self) -> list[TruncatedProduct]:
+        """`inner` with singular factors raised, as in `KroneckerBasis.rotate`."""
+        pairs = zip(self.inner, self.levels, strict=True) if self.has_inner else ()
+        return [
+            TruncatedProduct(_raise(t.outputs, of_o), _raise(t.inputs, of_g), t.scale)
+            for t, (of_o, of_g) in pairs
+        ]
+
+    @property
     def is_border_full(self) -> bool:
         """Has it something for every direction outside of `inner`?"""
         missing = (self.border == 0) & (self.multiplicity > 0)
         missing[:-1, :-1] = False
         return not bool(missing.any())
+
+    @property
+    def is_regular(self) -> bool:
+        return self.is_border_full and not any(map(any, self.levels))
+
+
+def _raise(factor: Factor, level: float) -> Factor:
+    if isinstance(factor, Truncated):
+        return factor.raised(level)
+    raised = factor.clone()
+    raised.diagonal().add_(level)
+    return raised
 
 
 def fall_apart(products: Sequence[TruncatedProduct], stored: torch.dtype) -> Apart:
@@ -186,35 +230,39 @@ def fall_apart(products: Sequence[TruncatedProduct], stored: torch.dtype) -> Apa
     of_left = [p.scale * g for p, g in zip(products, inputs.rests, strict=True)]
     of_right = [p.scale * o for p, o in zip(products, outputs.rests, strict=True)]
     rest = sum(c * g for c, g in zip(of_right, inputs.rests, strict=True))
-    has_left, has_right = inputs.num_outside > 0, outputs.num_outside > 0
-    left, right = torch.zeros(1), torch.zeros(1)
-    if has_left:
-        outputs, left, rest = _diagonalize(outputs, of_left, rest, stored)
-    if has_right:
-        inputs, right, rest = _diagonalize(inputs, of_right, rest, stored)
-    v, u = outputs.basis, inputs.basis
-    assert v is not None
-    assert u is not None
-    border = v.new_zeros(v.shape[1] + 1, u.shape[1] + 1)
-    border[:-1, -1], border[-1, :-1] = left, right
-    border[-1, -1] = rest if has_left and has_right else 0.0
-    factors = zip(outputs.factors, inputs.factors, products, strict=True)
-    return Apart(v, u, [TruncatedProduct(o, g, p.scale) for o, g, p in factors], border)
+    # Where nothing is outside, a basis that is as good for the preconditioner.
+    or_left = [p.scale * trace_of(p.inputs) for p in products]
+    or_right = [p.scale * trace_of(p.outputs) for p in products]
+    v, left, rest = _diagonalize(outputs, of_left, or_left, rest, stored)
+    u, right, rest = _diagonalize(inputs, of_right, or_right, rest, stored)
+    assert v.basis is not None
+    assert u.basis is not None
+    border = left.new_zeros(len(left) + 1, len(right) + 1)
+    border[:-1, -1], border[-1, :-1], border[-1, -1] = left, right, rest
+    factors = zip(v.factors, u.factors, products, strict=True)
+    inner = [TruncatedProduct(o, g, p.scale) for o, g, p in factors]
+    levels = [(_rounding(p.outputs, stored), _rounding(p.inputs, stored)) for p in products]
+    return Apart(v.basis, u.basis, inner, border, levels)
 
 
 def _diagonalize(
-    side: _Side, coefficients: Sequence[float], rest: float, stored: torch.dtype
+    side: _Side,
+    coefficients: Sequence[float],
+    otherwise: Sequence[float],
+    rest: float,
+    stored: torch.dtype,
 ) -> tuple[_Side, Tensor, float]:
     """Turn a basis so that a sum of its factors is diagonal; what is only rounding is 0."""
-    matrix = dense_factor(side.factors[0]) * coefficients[0]
-    for factor, coefficient in zip(side.factors[1:], coefficients[1:], strict=True):
-        matrix.add_(dense_factor(factor), alpha=coefficient)
+    has_border = any(coefficients)
+    matrix = _combine(side.factors, coefficients if has_border else otherwise)
     values, vectors = torch.linalg.eigh(matrix)
+    turned = side.turned(vectors)
+    if not has_border:
+        return turned, torch.zeros_like(values), 0.0
     num = side.num_outside
     level = relative_rounding(len(matrix) + num, stored)
     level *= math.hypot(float(matrix.norm()), num**0.5 * rest)
-    values = torch.where(values > level, values, 0)
-    return side.turned(vectors), values, rest if rest > level else 0.0
+    return turned, torch.where(values > level, values, 0), rest if rest > level else 0.0
 
 
 class Coordinates:

@@ -6,15 +6,12 @@ What is outside of the subspace is taken to be the same in every direction, so t
 kept: g = (trace - sum s) / (d - r). No matrix (d, d) is held.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from matsmerge.linalg.rounding import relative_rounding
-
-_DEPENDENT = 1e-7  # the length of what a direction adds to a space that has it already
 
 
 @dataclass(frozen=True)
@@ -93,10 +90,6 @@ class Truncated:
         kept = values != rest
         return Truncated(self.vectors[:, kept], values[kept], rest).raised(ridge)
 
-    def seen_in(self, basis: Tensor) -> "Truncated":  # (d, R), orthonormal columns
-        """The same in the coordinates of a space that holds the subspace."""
-        return replace(self, vectors=basis.mT @ self.vectors)
-
     def dense(self) -> Tensor:  # (d, d)
         """The matrix itself, in float64."""
         inner: Tensor = (self.vectors * (self.values - self.rest)) @ self.vectors.mT
@@ -121,24 +114,3 @@ def isotropic(dim: int, value: float = 1.0) -> Truncated:
     """The identity times a number."""
     nothing = torch.zeros(dim, 0, dtype=torch.float64)
     return Truncated(nothing, nothing[0] if dim else torch.zeros(0, dtype=torch.float64), value)
-
-
-def span(subspaces: Sequence[Tensor]) -> Tensor:  # of (d, r) with orthonormal columns
-    """An orthonormal basis of all of them: what each adds to those before it.
-
-    Twice orthogonal to those before (Kahan: twice is enough); within one, by the eigenvectors of a
-    small matrix.
-    """
-    dim = len(subspaces[0])
-    basis = subspaces[0].new_empty(dim, sum(u.shape[1] for u in subspaces))
-    num = 0
-    for u in subspaces:
-        found = basis[:, :num]
-        for _ in range(2):
-            u = u - found @ (found.mT @ u)
-            values, vectors = torch.linalg.eigh(u.mT @ u)
-            kept = values > _DEPENDENT**2
-            u = u @ (vectors[:, kept] / values[kept].sqrt())
-        basis[:, num : num + u.shape[1]] = u
-        num += u.shape[1]
-    return basis[:, :num]
