@@ -17,7 +17,9 @@ from matsmerge.linalg.operators import (
     LowRank,
     Operator,
     Sum,
+    TruncatedProduct,
 )
+from matsmerge.linalg.truncated import Truncated, isotropic, truncate
 
 few = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 2**31)
@@ -31,6 +33,10 @@ KINDS = (
     "low rank",
     "kronecker",
     "kronecker with diagonal inputs",
+    "truncated",
+    "truncated inputs alone",
+    "truncated outputs alone",
+    "truncated gram",
 )
 GROUPED_KINDS = ("identity", "diagonal", "gram", "kronecker")
 
@@ -51,6 +57,10 @@ class Draw:
         num_rows = int(torch.randint(1, d + 1, (), generator=self.generator))
         rows = self.normal(*self.shape[:-2], num_rows, d)
         return rows.mT @ rows
+
+    def truncated(self, d: int) -> Truncated:
+        rank = int(torch.randint(0, d + 1, (), generator=self.generator))
+        return truncate(self.factor(d), rank)
 
     def __call__(self, kind: str) -> tuple[Operator, Tensor]:
         *groups, num_out, num_in = self.shape
@@ -88,6 +98,19 @@ class Draw:
                 outputs, inputs = self.factor(num_out), self.normal(num_in).square()
                 dense = torch.kron(outputs.double(), torch.diag(inputs.double()))
                 return Kronecker(outputs, inputs), dense
+            case "truncated":
+                outputs, inputs = self.truncated(num_out), self.truncated(num_in)
+                dense = 0.3 * torch.kron(outputs.dense(), inputs.dense())
+                return TruncatedProduct(outputs, inputs, 0.3), dense
+            case "truncated inputs alone":
+                whole, inputs = self.factor(num_out), self.truncated(num_in)
+                return TruncatedProduct(whole, inputs), torch.kron(whole.double(), inputs.dense())
+            case "truncated outputs alone":
+                outputs, whole = self.truncated(num_out), self.factor(num_in)
+                return TruncatedProduct(outputs, whole), torch.kron(outputs.dense(), whole.double())
+            case "truncated gram":
+                inputs = self.truncated(num_in)
+                return TruncatedProduct(isotropic(num_out), inputs), torch.kron(eye, inputs.dense())
         raise AssertionError(kind)
 
 

@@ -47,7 +47,8 @@ class System:
 def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> System:
     """The system of covariances C_m and weights W_m, which are taken one at a time."""
     operator: Operator | None = None
-    residual, right = torch.zeros_like(start), torch.zeros_like(start)
+    residual = torch.zeros_like(start, dtype=torch.float64)
+    right = torch.zeros_like(residual)
     objective = 0.0
     for given, weights in terms:
         difference = weights - start

@@ -16,6 +16,7 @@ from matsmerge.methods.site import Site
 _TRANSPOSED = re.compile(r"\.(c_attn|q_attn|c_proj|c_fc)\.weight$")
 # Tensors of a layer's size, and matrices of its inputs', that solving holds at once (measured).
 _ITERATES, _MATRICES = 12, 9
+_BASES = 4  # of the size of all models' leading directions together
 
 
 class ParameterHeader(Protocol):
@@ -50,17 +51,25 @@ class Round:
         d, o, groups = found.num_inputs, found.num_outputs, found.view.num_groups
         iterates = (_ITERATES + num_kept) * 8 * groups * d * o
         iterates += stage.solver.num_output_matrices * 8 * groups * o * o
-        of_inputs = groups * d * d if found.is_dense else 0
+        num_sets = 2 if stage.solver.uses_held_out else 1
         if stage.objective.has_output_factors:
             # Factors as they are, and turned; of the held-out set as well.
-            num_sets = 2 if stage.solver.uses_held_out else 1
             num_matrices = 2 * num_sets * num_models + _MATRICES
-            matrices = 8 * num_matrices * (groups * o * o + of_inputs)
-        elif of_inputs or stage.solver.needs_matrix:
-            matrices = 8 * _MATRICES * groups * d * d
+            matrices = groups * _factor_bytes(o, found.output_rank, num_matrices, num_sets)
+            if found.is_dense:
+                matrices += groups * _factor_bytes(d, found.input_rank, num_matrices, num_sets)
+        elif found.is_dense or stage.solver.needs_matrix:
+            matrices = groups * _factor_bytes(d, found.input_rank, _MATRICES, num_sets)
         else:
             matrices = found.num_bytes
         return iterates + matrices
+
+
+def _factor_bytes(dim: int, rank: int | None, num_matrices: int, num_sets: int) -> int:
+    """Memory for the factors of one side: matrices, or bases of all models' leading directions."""
+    if rank is None or rank >= dim:
+        return 8 * num_matrices * dim * dim
+    return 8 * (_BASES * num_sets * dim * rank + _MATRICES * rank * rank)
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,13 @@ class LayerSolver:
         """The coarsest precision the statistics are stored in."""
         if not one.found.keys:
             return torch.float32
-        specs = (s for e in self.work.evidence for s in e.statistics.arrays.specs.values())
-        found = {s.dtype for s in specs if s.dtype.is_floating_point}
+        # Rounding a sketch turns its directions a little, but gives it no others.
+        found = {
+            spec.dtype
+            for statistics in (other.statistics for other in self.work.evidence)
+            for name, spec in statistics.arrays.specs.items()
+            if statistics.header.forms.get(name) not in ("sketch", "full")
+        } or {torch.float32}
         if one.stage.objective.has_output_factors:
             found.add(torch.float32)  # which its factors are rounded to
         return max(found, key=lambda dtype: torch.finfo(dtype).eps)

@@ -15,7 +15,7 @@ from matsmerge.linalg.operators import Gram as GramOperator
 from matsmerge.linalg.system import System
 from matsmerge.linalg.truncated import Truncated, isotropic
 from matsmerge.methods.objectives.fisher import check_everyone_has, check_shapes
-from matsmerge.methods.objectives.objective import Found, Objective, Part, Subject, View
+from matsmerge.methods.objectives.objective import Evidence, Found, Objective, Part, Subject, View
 from matsmerge.statistics.statistics import MAIN, Map
 
 
@@ -181,7 +181,20 @@ def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) ->
         ),
         layout != "embedding",
         (*(tuple(m.inputs for m in own) for own in maps), joined is not None, layout),
+        _rank_of(subject, [[f"inputs/{m.inputs}" for m in own] for own in maps]),
+        _rank_of(subject, [[f"outputs/{m.module}" for m in own if m.outputs] for own in maps]),
     )
+
+
+def _rank_of(subject: Subject, keys: Sequence[Sequence[str]]) -> int | None:
+    """How many columns sketches have together; None if there is anything else."""
+    rank = 0
+    for one, own in zip(subject.evidence, keys, strict=True):
+        for key in own:
+            if not one.has_sketch(key):
+                return None
+            rank += one.statistics.arrays.specs[f"{MAIN}/{key}"].shape[1] - 1
+    return rank
 
 
 def _shape_of(
@@ -189,24 +202,35 @@ def _shape_of(
 ) -> tuple[View, int, int]:
     """How to see a weight, from its shape and that of its second moment."""
     shape = subject.shape
-    first = subject.evidence[0].statistics.arrays.specs[f"{MAIN}/inputs/{maps[0][0].inputs}"]
-    has_groups = layout in ("conv2d", "norm") and len(first.shape) == 2
+    key = f"inputs/{maps[0][0].inputs}"
+    first = subject.evidence[0].statistics.arrays.specs[f"{MAIN}/{key}"]
+    is_grouped = layout in ("conv2d", "norm") and len(first.shape) == 2
+    has_groups = is_grouped and not subject.evidence[0].has_sketch(key)
     num_groups = first.shape[0] if has_groups else 1
     if layout in ("conv1d", "embedding"):
         num_inputs, num_outputs = shape
     else:
         num_outputs, num_inputs = shape[0] // num_groups, math.prod(shape[1:])
-    packed = (num_inputs,) if layout == "embedding" else (num_inputs * (num_inputs + 1) // 2,)
-    wanted = (num_groups, *packed) if num_groups > 1 else packed
+    groups = (num_groups,) if num_groups > 1 else ()
     for one, own in zip(subject.evidence, maps, strict=True):
         alone = Subject(subject.parameter, shape, subject.view, (one,))
         for m in own:
-            check_shapes(alone, [f"inputs/{m.inputs}"], wanted)
+            key = f"inputs/{m.inputs}"
+            # Sketches are of inputs with a constant 1, where the mean is kept for biases.
+            dim = num_inputs + (one.has_sketch(key) and one.statistics.has(f"mean/{m.inputs}"))
+            wanted = (dim,) if layout == "embedding" else _stored_shape(one, key, dim)
+            check_shapes(alone, [key], (*groups, *wanted))
             if m.outputs:
-                outputs = num_outputs * (num_outputs + 1) // 2
-                of_outputs = (num_groups, outputs) if num_groups > 1 else (outputs,)
-                check_shapes(alone, [f"outputs/{m.module}"], of_outputs)
+                key = f"outputs/{m.module}"
+                check_shapes(alone, [key], (*groups, *_stored_shape(one, key, num_outputs)))
     return View(layout, num_groups), num_outputs, num_inputs  # type: ignore[arg-type]
+
+
+def _stored_shape(evidence: Evidence, key: str, dim: int) -> tuple[int, ...]:
+    """The shape in which a second moment (dim, dim) is stored: a triangle, or a sketch."""
+    if not evidence.has_sketch(key):
+        return (dim * (dim + 1) // 2,)
+    return dim, evidence.statistics.arrays.specs[f"{MAIN}/{key}"].shape[-1]
 
 
 def _joined_bias(subject: Subject, maps: Sequence[Sequence[Map]]) -> str | None:

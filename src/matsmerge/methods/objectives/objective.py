@@ -16,7 +16,7 @@ from torch import Tensor
 from matsmerge.linalg.operators import Operator
 from matsmerge.linalg.system import System
 from matsmerge.methods.options import Options
-from matsmerge.statistics.statistics import Map, Statistics
+from matsmerge.statistics.statistics import MAIN, Map, Statistics
 
 Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding", "norm"]
 
@@ -72,6 +72,10 @@ class Evidence:
         """Is it of an expert to which none of the model's tokens was routed?"""
         return self.statistics.header.is_unused(self.names[parameter])
 
+    def has_sketch(self, key: str) -> bool:
+        """Is an array of the main set a sketch, known by its leading directions?"""
+        return self.statistics.header.forms.get(f"{MAIN}/{key}") == "sketch"
+
     def names_of(self, parameter: str) -> list[str]:
         """A parameter's names in the statistics; tied weights have several."""
         name, aliases = self.names[parameter], self.statistics.header.aliases
@@ -103,6 +107,9 @@ class Found:
     num_bytes: int = 0  # of the statistics, as they are stored
     is_dense: bool = False  # is there a matrix (in, in), and not only a diagonal or a few rows?
     sharing: tuple[object, ...] | None = None  # parameters with equal ones have the same A
+    # Leading directions of all models together, if they have no more of any moment.
+    input_rank: int | None = None
+    output_rank: int | None = None
 
 
 @dataclass(frozen=True)

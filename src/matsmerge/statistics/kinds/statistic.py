@@ -23,7 +23,7 @@ from matsmerge.statistics.parameters import Owned
 if TYPE_CHECKING:
     from matsmerge.statistics.statistics import Header, Map
 
-Form = Literal["symmetric", "diagonal", "rows", "full"]
+Form = Literal["symmetric", "diagonal", "rows", "full", "sketch"]
 Arrays = Mapping[str, tuple[Form, ...]]  # by name, each with the forms it may have
 Shapes = Mapping[str, tuple[int, ...]]
 Stored = tuple[Tensor, Form]  # an array, and the form it has
