@@ -42,16 +42,19 @@ CHANGES: list[dict[str, Any]] = [
 
 
 def regular(statistics: Statistics) -> Statistics:
-    """In float64, with a little of every direction, and no two eigenvalues alike."""
+    """In float64, with a little of every direction, no two eigenvalues alike.
+
+    And no entry halfway between two numbers of float32, to which K-FAC rounds its factors.
+    """
     arrays = {}
     for name in statistics.arrays.specs:
         values = statistics.arrays[name].double()
         if statistics.header.forms[name] == "symmetric":
-            matrix = unpack_upper(values)
+            matrix = unpack_upper(values) * 0.987
             diagonal = matrix.diagonal(dim1=-2, dim2=-1)
             diagonal += 0.05 * diagonal.mean() * torch.linspace(0.5, 1.5, matrix.shape[-1])
             values = pack_upper(matrix)
-        arrays[name] = values
+        arrays[name] = values * (0.987 if "/mean/" in name else 1.0)
     return in_memory(statistics.header, arrays)
 
 
