@@ -48,6 +48,8 @@ def _trace(statistics: Statistics, name: str) -> float:
         lengths = torch.arange(d, 1, -1)  # of the rows, each of which begins on the diagonal
         starts = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
         return float(stored[..., starts].sum())
+    if form == "sketch":
+        return float(stored[:, -1].sum())
     if form == "rows":
         return float(stored.square().sum()) / statistics.header.sets[MAIN].num_examples
     return float(stored.sum())

@@ -13,6 +13,7 @@ from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 
 if TYPE_CHECKING:
     from matsmerge.data.rows import Data
+    from matsmerge.statistics.kinds.statistic import Form
     from matsmerge.statistics.prepared_collection import PreparedCollection
     from matsmerge.statistics.statistics import Statistics
     from matsmerge.tasks.task_file import TaskFile
@@ -29,8 +30,9 @@ class Models(Options):
     """File to write, NAME.safetensors; repeat for each model. Default: statistics.safetensors in
     the model's folder, where `mats merge` finds it."""
 
-    dtype: str = "float32"
-    """Of the file: float32, bfloat16 (half the size, 3 digits), float64."""
+    dtype: str = "auto"
+    """Of the file: auto (sketches in bfloat16, all else in float32), float32, bfloat16 (half the
+    size, 3 digits), float64."""
 
 
 class Collected(Options):
@@ -39,6 +41,10 @@ class Collected(Options):
     statistics: str = option("gram", metavar="KINDS")
     """Kinds, separated by commas: gram (RegMean, MaTS), kfac (block Fisher of linear layers),
     fisher (diagonal), block_fisher (of vectors, as in (IA)^3)."""
+
+    rank: str = option("auto", metavar="R")
+    """Leading directions that gram and kfac keep of second moments, as sketches; full: whole
+    matrices. auto: 32, and whole ones where these are as small."""
 
     fisher: str = "empirical"
     """empirical: gradients for the given answers. true: for answers as likely as the model finds
@@ -302,6 +308,8 @@ def _describe(
         "num_grams": len({m.inputs for m in header.maps if m.inputs is not None}),
         "parameters": {kind: len(collected.parameters(kind)) for kind in collected.kinds},
         "without": header.without,
+        "rank": None if header.sketching is None else header.sketching.rank,
+        "num_sketches": num_sketches(collected),
         "notes": [*prepared.notes, *prepared.collection.notes],
     }
 
@@ -332,3 +340,20 @@ def show_kinds(collected: "Statistics", screen: Screen) -> None:
             )
         )
     screen.table(("statistic", "parameters with", "without", "why without"), rows)
+    if collected.header.sketching is not None:
+        num, num_whole = num_sketches(collected), num_sketches(collected, "symmetric")
+        screen.say(
+            f"{num} second moments are sketches of rank {collected.header.sketching.rank}; "
+            f"{num_whole} are whole, which is no larger for them"
+        )
+
+
+def num_sketches(collected: "Statistics", form: "Form" = "sketch") -> int:
+    """How many second moments of linear maps are sketches, or whole."""
+    from matsmerge.statistics.kinds import KINDS
+
+    may_be = {
+        array for kind in KINDS.values() for array in kind.arrays if "sketch" in kind.arrays[array]
+    }
+    forms = collected.header.forms.items()
+    return sum(own == form and name.split("/")[1] in may_be for name, own in forms)

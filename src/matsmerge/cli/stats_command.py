@@ -12,6 +12,7 @@ from matsmerge.cli import collect_command
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
+from matsmerge.limits import MOST_RANK
 
 if TYPE_CHECKING:
     from matsmerge.statistics.spectra import Spectrum
@@ -29,8 +30,8 @@ class Combination(Options):
     out: Path = option(..., short="-o", metavar="FILE")
     """File to write, NAME.safetensors."""
 
-    dtype: str = "float32"
-    """Of the file: float32, bfloat16, float64."""
+    dtype: str = "auto"
+    """Of the file: auto (sketches in bfloat16, all else in float32), float32, bfloat16, float64."""
 
     force: bool = False
     """Also where they are of different models."""
@@ -55,6 +56,43 @@ def combine(asked: Combination, earlier: Replacing, screen: Screen) -> None:
     save_statistics(combined, asked.out, asked.dtype)
     sizes = " + ".join(str(part.header.num_examples) for part in parts)
     screen.say(f"{sizes} = {combined.header.num_examples} examples in {asked.out}")
+
+
+class Compression(Options):
+    """What to compress, and where to."""
+
+    file: str = argument()
+    """A file that `mats collect` wrote."""
+
+    rank: int = option(..., ge=1, le=MOST_RANK)
+    """Leading directions to keep of second moments."""
+
+    out: Path = option(..., short="-o", metavar="FILE")
+    """File to write, NAME.safetensors."""
+
+    dtype: str = "auto"
+    """Of the file: auto (sketches in bfloat16, all else in float32), float32, bfloat16, float64."""
+
+
+@app.command()
+@takes_options
+def compress(asked: Compression, earlier: Replacing, screen: Screen) -> None:
+    """Keep second moments by a rank, as `mats collect --rank` does: files become small."""
+    from matsmerge.statistics.collection_run import check_output
+    from matsmerge.statistics.compression import compress as compress_statistics
+    from matsmerge.statistics.statistics_file import (
+        open_statistics,
+        parse_dtype,
+        save_statistics,
+    )
+
+    parse_dtype(asked.dtype)
+    check_output(asked.out, overwrite=earlier.overwrite, resume=False)
+    save_statistics(
+        compress_statistics(open_statistics(asked.file), asked.rank), asked.out, asked.dtype
+    )
+    before, after = (format_bytes(Path(p).stat().st_size) for p in (asked.file, asked.out))
+    screen.say(f"{before} in {asked.file}, {after} of rank {asked.rank} in {asked.out}")
 
 
 def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
@@ -85,16 +123,20 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
 
 def _spectra(statistics: "Statistics", screen: Screen) -> "dict[str, Spectrum]":
     """The spectrum of every second moment, by its key."""
-    from matsmerge.statistics.spectra import spectrum
+    from matsmerge.statistics.spectra import spectrum, truncated_spectrum
     from matsmerge.statistics.statistics import MAIN
 
     keys = [
         name.removeprefix(f"{MAIN}/")
         for name, form in statistics.header.forms.items()
-        if name.startswith(f"{MAIN}/") and form in ("symmetric", "diagonal", "rows")
+        if name.startswith(f"{MAIN}/") and form != "full"
     ]
     with screen.status("computing spectra"):
-        return {key: spectrum(statistics.array(key)) for key in keys}
+        moments = ((key, statistics.truncated(key)) for key in keys)
+        return {
+            key: spectrum(statistics.array(key)) if moment is None else truncated_spectrum(moment)
+            for key, moment in moments
+        }
 
 
 def _show(
@@ -125,6 +167,8 @@ def _show(
                 key.removeprefix(f"{kind.array}/"),
                 str(sharing[key] or 1),
                 str(found.dim),
+                str(found.rank),
+                f"{found.explained:.1%}",
                 format_bytes(specs[f"{MAIN}/{key}"].num_bytes),
                 f"{found.effective_rank:.1f}",
                 "singular" if found.is_singular else f"{found.condition:.1e}",
@@ -133,6 +177,15 @@ def _show(
             if key.startswith(f"{kind.array}/")
         ]
         if cells and kind.title:
-            columns = ("", "shared by", "dim", "size", "eff. rank", "condition")
+            columns = (
+                "",
+                "shared by",
+                "dim",
+                "rank",
+                "explained",
+                "size",
+                "eff. rank",
+                "condition",
+            )
             screen.say("")
             screen.table(columns, cells, kind.title)

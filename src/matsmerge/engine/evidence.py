@@ -162,6 +162,8 @@ def _check_array(array: tuple[Evidence, str]) -> list[str]:
             lowest = lowest_eigenvalue(unpack_upper(values))
         elif form == "diagonal" or (kind is not None and kind.is_diagonal):
             lowest = float(values.min()) / (float(values.abs().max()) or 1.0)
+        elif form == "sketch":
+            lowest = float(values[:, -1].min()) / (float(values[:, -1].max()) or 1.0)
         else:
             lowest = 0.0
         if not may_be_second_moment(lowest, values.dtype):

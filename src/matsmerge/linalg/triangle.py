@@ -166,7 +166,7 @@ class UpperSum:
         return self.upper.triu()
 
 
-class UpperSketch(UpperSum):
+class UpperProbe(UpperSum):
     """`zᵀ z` times one random vector: small, and enough to tell two sums apart."""
 
     def __init__(self, sums: Tensor) -> None:  # (d,) or (groups, d)
@@ -179,8 +179,8 @@ class UpperSketch(UpperSum):
         z = (z if keep is None else z[keep]).to(self._sums.dtype)
         self._sums += (z.mT @ (z @ self._direction)[..., None])[..., 0]
 
-    def clone(self) -> "UpperSketch":
-        return UpperSketch(self._sums.clone())
+    def clone(self) -> "UpperProbe":
+        return UpperProbe(self._sums.clone())
 
     def comparable(self) -> Tensor:
         return self._sums

@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.errors import NonFiniteError, RecipeError, ResourceError, StatisticsError
+from matsmerge.linalg.nystrom import OVERSAMPLING, least_dim
 from matsmerge.models.experts import ExpertsApart
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.coverage import Coverage
 from matsmerge.statistics.input_watch import Subject
 from matsmerge.statistics.kinds import KINDS
+from matsmerge.statistics.kinds.moment_sum import MomentStatistic
 from matsmerge.statistics.kinds.statistic import GradientStatistic, InputStatistic
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.own_inputs import OwnInputs
@@ -28,6 +30,7 @@ from matsmerge.statistics.statistics import (
     Count,
     Header,
     Origin,
+    Sketching,
     Statistics,
     statistics_of,
 )
@@ -87,7 +90,7 @@ class Collection:
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         dtype = reduce(torch.promote_types, dtypes, torch.float32)
         sets = [MAIN, HELD_OUT] if options.held_out else [MAIN]
-        self.totals = {of: Totals(dtype) for of in sets}
+        self.totals = {of: Totals(dtype, rank=options.sketch_rank) for of in sets}
         self._shared = SharedInputs()
         self._subject = Subject(
             model,
@@ -100,6 +103,7 @@ class Collection:
             self._shared,
             own_inputs,
         )
+        _check_rank(options, self._subject.maps)
         self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
         self._lessons: dict[int, Lesson] = {}  # of an interrupted collection, by batch
         self._num_batches = 0
@@ -243,7 +247,8 @@ class Collection:
                 targets = self._subject.parameters.values()
             elif isinstance(kind, InputStatistic):
                 targets = [m for m in self._subject.maps if m.name in leaders]
-            num += sum(kind.num_values(t) for t in targets if kind.refuses(t) is None)
+            rank = self.options.sketch_rank
+            num += sum(kind.num_values(t, rank) for t in targets if kind.refuses(t) is None)
         return 4 * len(self.totals) * num
 
     def statistics(self, model: Origin, data: tuple[Origin, ...]) -> Statistics:
@@ -268,10 +273,30 @@ class Collection:
                 for kind in self.options.statistics
             },
         )
+        rank = self.options.sketch_rank
+        if rank is not None:
+            sketching = Sketching(rank=rank, num_directions=rank + OVERSAMPLING)
+            header = header.model_copy(update={"sketching": sketching})
         sets = {of: (t.num_examples, t.summed(names)) for of, t in self.totals.items()}
         result = statistics_of(header, sets)
         _check_finite((name, result.arrays[name]) for name in result.arrays.specs)
         return result
+
+
+def _check_rank(options: CollectionOptions, maps: Iterable[LinearMap]) -> None:
+    """Refuse a rank that was asked for and that no layer is wide enough for."""
+    rank = options.sketch_rank
+    if rank is None or options.rank == "auto":
+        return
+    moments = [kind for kind in options.collected if isinstance(kind, MomentStatistic)]
+    pairs = [(kind, m) for m in maps for kind in moments if kind.refuses(m) is None]
+    if not any(kind.num_directions(m, rank) for kind, m in pairs):
+        widest = max((kind.dim(m) for kind, m in pairs if m.layout != "embedding"), default=0)
+        raise RecipeError(
+            f"rank: sketches of rank {rank} are smaller than second moments of at least "
+            f"{least_dim(rank)} inputs or outputs, and the widest that is collected has {widest}; "
+            "give a smaller rank, or full"
+        )
 
 
 def _check_finite(arrays: Iterable[tuple[str, Tensor]]) -> None:

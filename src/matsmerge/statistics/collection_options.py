@@ -1,15 +1,27 @@
 """What can be asked of a collection, with the paper's choices as defaults."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from matsmerge.errors import RecipeError, closest
-from matsmerge.limits import MOST_SAMPLES, NUM_SEEDS
+from matsmerge.limits import MOST_RANK, MOST_SAMPLES, NUM_SEEDS
 from matsmerge.problems import problems_of
 from matsmerge.statistics.kinds import KINDS, collected_for
 from matsmerge.statistics.kinds.statistic import Statistic
 from matsmerge.tasks.prediction import Expectation, Reduction
+
+DEFAULT_RANK = 32
+
+Rank = Annotated[int, Field(ge=1, le=MOST_RANK)]
 
 
 class CollectionOptions(BaseModel):
@@ -37,6 +49,10 @@ class CollectionOptions(BaseModel):
     """Keep the mean of the inputs beside their second moment. With a constant 1 appended to the
     input, a layer's weight and bias are one map; this is what that needs."""
 
+    rank: Rank | Literal["auto", "full"] = "full"
+    """Leading directions that second moments of linear maps are kept by, as sketches; all of them
+    (full); or DEFAULT_RANK where a layer is wide enough for that to be smaller (auto)."""
+
     parameters: tuple[str, ...] = ("*",)
     """Patterns of the parameters to have statistics of; only those that require gradients."""
 
@@ -52,6 +68,22 @@ class CollectionOptions(BaseModel):
             return tuple(dict.fromkeys(value))
         return value
 
+    @field_validator("rank", mode="before")
+    @classmethod
+    def _as_rank(cls, value: object) -> object:
+        if value in ("auto", "full"):
+            return value
+        given = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if type(given) is not int or not 1 <= given <= MOST_RANK:
+            raise ValueError(f"expected a number of at least 1, full or auto, found {value!r}")
+        return given
+
+    @model_serializer(mode="wrap")
+    def _without_full(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is kept in full is described as it was before there were sketches."""
+        content: dict[str, Any] = handler(self)
+        return {key: value for key, value in content.items() if (key, value) != ("rank", "full")}
+
     @field_validator("statistics")
     @classmethod
     def _in_order(cls, kinds: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,6 +96,13 @@ class CollectionOptions(BaseModel):
     def collected(self) -> list[Statistic[Any]]:
         """All statistics to collect."""
         return collected_for(self.statistics)
+
+    @property
+    def sketch_rank(self) -> int | None:
+        """The rank of sketches; None if there are none."""
+        if self.rank == "full":
+            return None
+        return DEFAULT_RANK if self.rank == "auto" else self.rank
 
     @property
     def wants_gradients(self) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -48,7 +48,8 @@ def collect(
     name: str | None = None,
     data: str = "batches",
     out: str | Path | None = None,
-    dtype: str = "float32",
+    rank: int | Literal["auto", "full"] = "auto",
+    dtype: str = "auto",
     overwrite: bool = False,
     resume: bool = False,
     progress: AnyProgress | None = None,
@@ -59,7 +60,8 @@ def collect(
     A batch is a tensor, a tuple or a mapping of tensors with examples along the first dimension,
     passed to the model as it is; `attention_mask` and `decoder_attention_mask` in a mapping say
     which rows are real. `loss(model, batch)` returns each example's negative log-likelihood, or
-    its logits and targets. Everything but `gram` needs it. The other options are those of
+    its logits and targets. Everything but `gram` needs it. Second moments of linear maps are kept
+    by `rank` leading directions, "full" for whole matrices. The other options are those of
     `matsmerge.statistics.collection_options.CollectionOptions`.
 
     `checkpoint` is what the model was loaded from, if that is where the statistics will be used;
@@ -67,7 +69,7 @@ def collect(
     With `torch.distributed` set up, each process passes batches of its own, and all get the total.
     `progress` is told how far it is: a listener, or a function of an `Update`.
     """
-    checked = make_options(statistics=statistics, **options)
+    checked = make_options(statistics=statistics, rank=rank, **options)
     parse_dtype(dtype)
     output = None if out is None else Output(local_path(out), dtype, resume, overwrite)
     if output is not None:
@@ -96,7 +98,7 @@ class Output:
     """A file to write statistics to."""
 
     path: Path
-    dtype: str = "float32"
+    dtype: str = "auto"
     resume: bool = False
     overwrite: bool = False
 

@@ -9,17 +9,25 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+)
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.errors import StatisticsError
+from matsmerge.linalg.nystrom import SEED, truncate_factor
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.linalg.truncated import Truncated
-from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.collection_options import CollectionOptions, Rank
 from matsmerge.statistics.kinds import KINDS
+from matsmerge.statistics.kinds.sketch_sum import factored
 from matsmerge.statistics.kinds.statistic import Form, Statistic, Stored
 from matsmerge.statistics.linear_maps import Layout
 
@@ -64,6 +72,14 @@ class Origin(_Part):
     split: str | None = None
 
 
+class Sketching(_Part):
+    """What the arrays of the form `sketch` are sketches by."""
+
+    rank: Rank  # the directions that are used
+    num_directions: Rank  # those there are: columns of Ω
+    seed: Annotated[int, Field(strict=True, ge=0, lt=2**64)] = SEED  # of Ω
+
+
 class Header(_Part):
     """Everything but the numbers; JSON in the file's header."""
 
@@ -77,6 +93,13 @@ class Header(_Part):
     forms: dict[str, Form]  # of each array, named SET/KEY
     aliases: dict[str, str]  # other names of tied parameters
     without: dict[str, dict[str, str]]  # kind -> parameter without it -> why
+    sketching: Sketching | None = None  # if there are sketches
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What has no sketches is described as it was before there were any."""
+        content: dict[str, Any] = handler(self)
+        return {k: v for k, v in content.items() if (k, v) != ("sketching", None)}
 
     @property
     def num_examples(self) -> int:
@@ -106,7 +129,13 @@ class Statistics:
         return f"{of}/{key}" in self.arrays.specs
 
     def array(self, key: str, of: str = MAIN) -> Tensor:
-        """An array as what it means: a full symmetric matrix for `symmetric` and `rows`."""
+        """An array as what it means: a full symmetric matrix for all but `diagonal` and `full`.
+
+        Of a sketch there are the leading directions; what is left of the trace is in all others.
+        """
+        truncated = self.truncated(key, of)
+        if truncated is not None:
+            return truncated.dense()
         stored = self.stored(key, of)
         form = self.header.forms[f"{of}/{key}"]
         if form == "symmetric":
@@ -114,6 +143,21 @@ class Statistics:
         if form == "rows":
             return stored.mT @ stored / self.header.sets[of].num_examples
         return stored
+
+    def truncated(self, key: str, of: str = MAIN, *, bias: bool = False) -> Truncated | None:
+        """A second moment by its leading directions; None where it is not a sketch.
+
+        With `bias`, of inputs with a constant 1 appended.
+        """
+        if self.header.forms.get(f"{of}/{key}") != "sketch":
+            return None
+        assert self.header.sketching is not None
+        stored = self.stored(key, of)  # (d, k + 1)
+        array, _, name = key.partition("/")
+        if array == "inputs" and self.has(f"mean/{name}", of) and not bias:
+            stored = stored[:-1]
+        trace = float(stored[:, -1].double().sum())
+        return truncate_factor(stored[:, :-1], self.header.sketching.rank, trace)
 
     def map_of(self, module: str) -> Map:
         """The linear map of a module's name."""
@@ -127,28 +171,31 @@ class Statistics:
 
         With `bias`, of the inputs with a constant 1 appended.
         """
+        truncated = self.truncated_gram(module, of, bias=bias)
+        if truncated is not None:
+            return truncated.dense()
         leader = self.map_of(module).inputs
-        if leader is None or not self.has(f"inputs/{leader}", of):
-            raise StatisticsError(f"there is no Gram matrix of '{module}' in these statistics")
         gram = self.array(f"inputs/{leader}", of)
         if not bias:
             return gram
-        if not self.has(f"mean/{leader}", of):
+        return with_constant(gram, self.stored(f"mean/{leader}", of), gram.shape[-1])
+
+    def truncated_gram(
+        self, module: str, of: str = MAIN, *, bias: bool = False
+    ) -> Truncated | None:
+        """Second moment of a map's inputs by its leading directions; None if it is kept in full.
+
+        With `bias`, of the inputs with a constant 1 appended.
+        """
+        leader = self.map_of(module).inputs
+        if leader is None or not self.has(f"inputs/{leader}", of):
+            raise StatisticsError(f"there is no Gram matrix of '{module}' in these statistics")
+        if bias and not self.has(f"mean/{leader}", of):
             raise StatisticsError(
                 f"the mean input of '{module}' was not kept, which joining its bias needs; "
                 "collect without --no-bias"
             )
-        return _with_constant(gram, self.stored(f"mean/{leader}", of), gram.shape[-1])
-
-    def truncated_gram(
-        self,
-        module: str,  # noqa: ARG002
-        of: str = MAIN,  # noqa: ARG002
-        *,
-        bias: bool = False,  # noqa: ARG002
-    ) -> Truncated | None:
-        """The same by its leading directions, where it is stored so; None elsewhere."""
-        return None
+        return self.truncated(f"inputs/{leader}", of, bias=bias)
 
     def pairs(self, module: str, of: str = MAIN, *, bias: bool = False) -> Tensor | None:
         """Second moment of [z; δ], where a map was watched beside a model's own; None elsewhere.
@@ -162,20 +209,16 @@ class Statistics:
         if not bias:
             return pairs
         mean = self.stored(f"pairs_mean/{leader}", of)
-        joined = _with_constant(pairs, mean, pairs.shape[-1] // 2)
+        joined = with_constant(pairs, mean, pairs.shape[-1] // 2)
         return torch.nn.functional.pad(joined, (0, 1, 0, 1))
 
     def output_factor(self, module: str, of: str = MAIN) -> Tensor:
         """Second moment of the gradients at a map's outputs, summed over an example's rows."""
         return self.array(f"outputs/{module}", of)
 
-    def truncated_output_factor(
-        self,
-        module: str,  # noqa: ARG002
-        of: str = MAIN,  # noqa: ARG002
-    ) -> Truncated | None:
-        """The same by its leading directions, where it is stored so; None elsewhere."""
-        return None
+    def truncated_output_factor(self, module: str, of: str = MAIN) -> Truncated | None:
+        """The same by its leading directions; None if it is kept in full."""
+        return self.truncated(f"outputs/{module}", of)
 
     def fisher(self, parameter: str, of: str = MAIN) -> Tensor:
         """Diagonal of the Fisher information matrix, in the parameter's shape."""
@@ -190,7 +233,7 @@ class Statistics:
         return KINDS[kind].parameters(self.header)
 
 
-def _with_constant(moment: Tensor, mean: Tensor, at: int) -> Tensor:
+def with_constant(moment: Tensor, mean: Tensor, at: int) -> Tensor:
     """The second moment of rows that have a constant 1 inserted at a place."""
     rows = torch.cat([moment[..., :at, :], mean[..., None, :], moment[..., at:, :]], -2)
     ones = mean.new_ones(*mean.shape[:-1], 1)
@@ -211,7 +254,7 @@ class Summed:
 def statistics_of(header: Header, sets: Mapping[str, tuple[int, Iterable[Summed]]]) -> Statistics:
     """Means of the sums of each set, which comes with its number of examples.
 
-    The header says all that the sums do not.
+    The header says all that the sums do not; `sketching` is left out where there are no sketches.
     """
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
@@ -224,10 +267,17 @@ def statistics_of(header: Header, sets: Mapping[str, tuple[int, Iterable[Summed]
                 count = num_rows[f"{one.kind.array}/{one.name}"] = one.num_rows
             for array, (summed, form) in one.sums.items():
                 key = f"{of}/{array}/{one.name}"
-                arrays[key] = (summed if form == "rows" else summed / count).cpu()
+                mean = (summed if form == "rows" else summed / count).cpu()
+                if form == "sketch":
+                    assert header.sketching is not None
+                    mean = factored(mean, header.sketching.seed)
+                arrays[key] = mean
                 forms[key] = form
         described[of] = Set(num_examples=num_examples, num_rows=num_rows)
-    return in_memory(header.model_copy(update={"sets": described, "forms": forms}), arrays)
+    changes: dict[str, Any] = {"sets": described, "forms": forms}
+    if "sketch" not in forms.values():
+        changes["sketching"] = None
+    return in_memory(header.model_copy(update=changes), arrays)
 
 
 def in_memory(header: Header, arrays: Mapping[str, Tensor]) -> Statistics:

@@ -19,7 +19,7 @@ from matsmerge.files.whole_outputs import whole_file, writing
 from matsmerge.linalg.triangle import is_triangle
 from matsmerge.statistics.kinds import KINDS, kind_of
 from matsmerge.statistics.kinds.statistic import Form, InputStatistic, OutputStatistic
-from matsmerge.statistics.statistics import FORMAT_VERSION, Header, Statistics
+from matsmerge.statistics.statistics import FORMAT_VERSION, Header, Sketching, Statistics
 
 BESIDE = "statistics.safetensors"  # looked for beside a model
 
@@ -29,11 +29,13 @@ _IDENTITY_KEY = "matsmerge_collection"  # a digest, by which --resume knows what
 _DTYPES = {dtype_name(d): d for d in (torch.float32, torch.bfloat16, torch.float64)}
 
 
-def parse_dtype(name: str) -> torch.dtype:
-    """The dtype arrays are to be stored in."""
+def parse_dtype(name: str, form: Form = "full") -> torch.dtype:
+    """The dtype arrays of a form are to be stored in; `auto` rounds sketches and nothing else."""
+    if name == "auto":
+        return torch.bfloat16 if form == "sketch" else torch.float32
     if name not in _DTYPES:
         raise RecipeError(
-            f"dtype: statistics are stored as {', '.join(_DTYPES)}, found '{name}'"
+            f"dtype: statistics are stored as auto, {', '.join(_DTYPES)}, found '{name}'"
             + ("; its smallest numbers are too large for gradients" if name == "float16" else "")
         )
     return _DTYPES[name]
@@ -101,7 +103,7 @@ def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
             yield f"array '{full}' is of no set or kind that there is"
         elif full not in specs:
             yield f"array '{full}' is missing"
-        elif form not in kind.arrays[array] or not _has_form(specs[full], form):
+        elif form not in kind.arrays[array] or not _has_form(specs[full], form, header.sketching):
             yield f"array '{full}' ({specs[full]}) has not the form '{form}' that it should"
         elif kind.is_per_row and array == kind.array and not header.sets[of].num_rows.get(key):
             yield f"there is no number of rows for '{full}'"
@@ -115,9 +117,12 @@ def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
                 yield f"there is no array '{keys[0]}' of the map '{m.module}'"
 
 
-def _has_form(spec: TensorSpec, form: Form) -> bool:
+def _has_form(spec: TensorSpec, form: Form, sketching: Sketching | None) -> bool:
     if not spec.dtype.is_floating_point:
         return False
+    if form == "sketch":
+        found = sketching is not None and sketching.rank <= sketching.num_directions
+        return found and len(spec.shape) == 2 and spec.shape[1] == sketching.num_directions + 1
     if form == "symmetric":
         return 1 <= len(spec.shape) <= 2 and is_triangle(spec.shape[-1])
     dims = {"diagonal": 1, "rows": 2}
@@ -136,15 +141,15 @@ def read_identity(path: Path) -> str | None:
 def save_statistics(
     statistics: Statistics,
     path: str | Path,
-    dtype: str = "float32",
+    dtype: str = "auto",
     *,
     identity: str | None = None,
 ) -> None:
     """Write a file that is complete or not there; `identity` is that of its collection."""
-    stored = parse_dtype(dtype)
     arrays: dict[str, Tensor] = {}
     for name in statistics.arrays.specs:
         values = statistics.arrays[name]
+        stored = parse_dtype(dtype, statistics.header.forms[name])
         arrays[name] = values.to(stored) if values.is_floating_point() else values
     metadata = {_METADATA_KEY: statistics.header.model_dump_json()}
     if identity is not None:

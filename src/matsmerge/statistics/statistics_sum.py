@@ -8,6 +8,7 @@ from typing import Any
 from matsmerge.errors import StatisticsError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
+from matsmerge.statistics.kinds.sketch_sum import multiplied
 from matsmerge.statistics.kinds.statistic import InputStatistic, Statistic, Stored
 from matsmerge.statistics.statistics import Header, Map, Statistics, Summed, statistics_of
 
@@ -48,6 +49,9 @@ class _Place:
         key = f"{array}/{self.name}"
         values = self.part.stored(key, self.of).double()
         form = self.part.header.forms[f"{self.of}/{key}"]
+        if form == "sketch":
+            assert self.part.header.sketching is not None
+            values = multiplied(values, self.part.header.sketching.seed)
         return (values if form == "rows" else values * self.count(kind)), form
 
 
@@ -118,16 +122,32 @@ def _problems(first: Statistics, other: Statistics, *, force: bool) -> Iterator[
             f"{labels}: of models of different shapes, '{unlike[0]}' has {shapes[0][unlike[0]]} "
             f"and {shapes[1][unlike[0]]} values"
         )
-    for key in sorted({*CollectionOptions.model_fields} - {"held_out", "seed"}):
+    if a.sketching != b.sketching:
+        yield (
+            f"{labels}: kept in different ways, {_described(a)} and {_described(b)}, which cannot "
+            "be added; bring both to one rank with mats stats compress"
+        )
+    for key in sorted({*CollectionOptions.model_fields} - {"held_out", "seed", "rank"}):
         ours, theirs = getattr(a.options, key), getattr(b.options, key)
         if ours != theirs:
             yield f"{labels}: collected with different options, {key} is {ours} and {theirs}"
 
 
 def _shapes(statistics: Statistics) -> dict[str, int]:
-    """How many values each array has, but for gradients kept one by one."""
-    specs = statistics.arrays.specs
-    return {n: specs[n].num_elements for n in specs if statistics.header.forms[n] == "full"}
+    """How many values each array has, but for gradients kept one by one; of a sketch, rows."""
+    specs, forms = statistics.arrays.specs, statistics.header.forms
+    full = {n: specs[n].num_elements for n in specs if forms[n] == "full"}
+    return full | {n: specs[n].shape[0] for n in specs if forms[n] == "sketch"}
+
+
+def _described(header: Header) -> str:
+    sketching = header.sketching
+    if sketching is None:
+        return "second moments in full"
+    return (
+        f"sketches of rank {sketching.rank} by {sketching.num_directions} directions of seed "
+        f"{sketching.seed}"
+    )
 
 
 def _common_leaders(all_maps: list[tuple[Map, ...]]) -> dict[str, str]:

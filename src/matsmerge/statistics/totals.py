@@ -42,7 +42,8 @@ class Totals:
 
     dtype: torch.dtype
     num_examples: int = 0
-    is_sketch: bool = False  # only to be compared: no second moment is held as a matrix
+    is_trial: bool = False  # only to be compared: no second moment is held as a matrix
+    rank: int | None = None  # of sketches, where second moments are kept as such
     # By the statistic's name, and that of the map or parameter (or of the first of several maps
     # that share an input).
     sums: dict[str, dict[str, Sum]] = field(default_factory=dict)
@@ -62,7 +63,7 @@ class Totals:
         """The sum of a map or parameter, an empty one if there is none yet."""
         own = self.of(kind)
         if target.name not in own:
-            storage = Storage(self.dtype, device, self.is_sketch, keeps_mean)
+            storage = Storage(self.dtype, device, self.is_trial, keeps_mean, self.rank)
             own[target.name] = kind.new(target, storage)
         return own[target.name]
 

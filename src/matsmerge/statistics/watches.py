@@ -111,7 +111,7 @@ class Watches:
         if lesson.is_one_by_one or not all(p.is_here for p in self._subject.parameters.values()):
             return []
         two, dtype = shown.few(2), self._subject.totals[MAIN].dtype
-        together, alone = Totals(dtype, is_sketch=True), Totals(dtype, is_sketch=True)
+        together, alone = Totals(dtype, is_trial=True), Totals(dtype, is_trial=True)
         problem = None
         try:
             self._add(two, together)

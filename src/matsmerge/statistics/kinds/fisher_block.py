@@ -101,7 +101,7 @@ class FisherBlock(GradientStatistic):
                 block.add_triangle(values)
         return block.sums()[0]
 
-    def num_values(self, target: Owned) -> int:
+    def num_values(self, target: Owned, rank: int | None = None) -> int:  # noqa: ARG002
         return target.parameter.numel()  # of each gradient, while there are few
 
     def refuses(self, target: Owned) -> str | None:

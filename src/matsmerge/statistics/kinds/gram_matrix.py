@@ -33,7 +33,10 @@ class GramMatrix(MomentStatistic, InputStatistic):
     """Second moment of the inputs of every linear map, the mean of zzᵀ over real rows."""
 
     name = "gram"
-    arrays: ClassVar[Arrays] = {"inputs": ("symmetric", "diagonal"), "mean": ("full",)}
+    arrays: ClassVar[Arrays] = {
+        "inputs": ("symmetric", "diagonal", "sketch"),
+        "mean": ("full",),
+    }
     title = "second moments of inputs (gram, kfac)"
     is_per_row = True
 
@@ -50,8 +53,13 @@ class GramMatrix(MomentStatistic, InputStatistic):
             sums = [(values.round(), form) for values, form in sums]
         return super().add_up(sums)
 
-    def num_values(self, target: LinearMap) -> int:
-        return target.num_inputs if target.layout == "embedding" else super().num_values(target)
+    def num_directions(self, target: LinearMap, rank: int | None) -> int | None:
+        return None if target.layout == "embedding" else super().num_directions(target, rank)
+
+    def num_values(self, target: LinearMap, rank: int | None = None) -> int:
+        if target.layout == "embedding":
+            return target.num_inputs
+        return super().num_values(target, rank)
 
 
 GRAM = GramMatrix()

@@ -19,7 +19,7 @@ class KroneckerFactors(MomentStatistic, OutputStatistic):
     """Gram matrices, and the second moment of output gradients, summed over an example's rows."""
 
     name = "kfac"
-    arrays: ClassVar[Arrays] = {"outputs": ("symmetric",)}
+    arrays: ClassVar[Arrays] = {"outputs": ("symmetric", "sketch")}
     title = "second moments of output gradients (kfac)"
     includes = (GRAM,)
 

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperSketch, UpperSum, pack_upper
+from matsmerge.linalg.nystrom import num_directions
+from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperProbe, UpperSum, pack_upper
+from matsmerge.statistics.kinds.sketch_sum import SketchSum
 from matsmerge.statistics.kinds.statistic import MapStatistic, Storage, Stored, Sum, check_parts
 from matsmerge.statistics.linear_maps import LinearMap
 
@@ -53,7 +55,7 @@ class MomentSum(Sum):
 
 
 class MomentStatistic(MapStatistic, ABC):
-    """A statistic of linear maps whose sums are second moments."""
+    """A statistic of linear maps whose sums are second moments, or sketches of them."""
 
     @abstractmethod
     def dim(self, target: LinearMap) -> int:
@@ -63,10 +65,22 @@ class MomentStatistic(MapStatistic, ABC):
         groups = (target.num_groups,) if target.num_groups > 1 else ()
         shape = (*groups, self.dim(target))
         first = torch.zeros(shape, dtype=storage.dtype, device=storage.device)
-        if storage.is_sketch:
-            return MomentSum(UpperSketch(first))
+        if storage.is_trial:
+            return MomentSum(UpperProbe(first))
+        num = self.num_directions(target, storage.rank)
+        if num is not None:
+            return SketchSum(shape[-1], num, storage.dtype, keeps_mean=storage.keeps_mean)
         sums = torch.zeros(*shape, shape[-1], dtype=storage.dtype, device=storage.device)
         return MomentSum(UpperSum(sums, first if storage.keeps_mean else None))
 
-    def num_values(self, target: LinearMap) -> int:
+    def num_directions(self, target: LinearMap, rank: int | None) -> int | None:
+        """How many directions a target's sketch is of; None where it has the whole moment."""
+        if rank is None or target.num_groups > 1:
+            return None
+        return num_directions(self.dim(target), rank)
+
+    def num_values(self, target: LinearMap, rank: int | None = None) -> int:
+        num = self.num_directions(target, rank)
+        if num is not None:
+            return self.dim(target) * (num + 1)
         return target.num_groups * self.dim(target) ** 2 // 2

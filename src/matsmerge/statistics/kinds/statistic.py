@@ -62,7 +62,8 @@ class Sum(ABC):
     def sums(self) -> list[Stored]:
         """What is divided and stored, in the order of `Statistic.arrays`; the last may be missing.
 
-        An array of the form `rows` is stored as it is.
+        An array of the form `rows` is stored as it is. One of the form `sketch` is Y and the
+        diagonal here, and stored as `factored` says.
         """
 
     def comparable(self) -> Tensor:
@@ -79,8 +80,9 @@ class Storage:
 
     dtype: torch.dtype
     device: torch.device
-    is_sketch: bool = False  # only to be compared: no second moment is held as a matrix
+    is_trial: bool = False  # only to be compared: no second moment is held as a matrix
     keeps_mean: bool = False  # a bias may be joined to the map, which needs the mean input
+    rank: int | None = None  # of sketches, where second moments are kept as such
 
 
 class Statistic(ABC, Generic[Target]):
@@ -116,8 +118,8 @@ class Statistic(ABC, Generic[Target]):
         return reduce(torch.add, (values for values, _ in sums)), sums[0][1]
 
     @abstractmethod
-    def num_values(self, target: Target) -> int:
-        """About how many numbers are stored of a target."""
+    def num_values(self, target: Target, rank: int | None = None) -> int:
+        """About how many numbers are stored of a target; `rank` is that of sketches."""
 
     def refuses(self, target: Target) -> str | None:  # noqa: ARG002
         """Why a target cannot have this statistic; None if it can."""

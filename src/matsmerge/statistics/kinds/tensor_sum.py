@@ -48,5 +48,5 @@ class TensorStatistic(Statistic[Target], ABC):
         zeros = torch.zeros(self.shape(target), dtype=storage.dtype, device=storage.device)
         return self.sum_type(zeros)
 
-    def num_values(self, target: Target) -> int:
+    def num_values(self, target: Target, rank: int | None = None) -> int:  # noqa: ARG002
         return math.prod(self.shape(target))

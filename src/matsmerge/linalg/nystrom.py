@@ -1,0 +1,96 @@
+"""Sketches of second moments: what they do to a few random directions (Nyström).
+
+    Y = G Ω      G (d, d), Ω (d, k) of entries 1 and -1
+
+Over rows z, Y is the sum of z (zᵀ Ω), at 4 k operations a number where G takes 2 d. Sketches with
+the same Ω add up. The approximation
+
+    G ~ Y (Ωᵀ Y)⁺ Yᵀ = B Bᵀ
+
+is not above G in any direction, and does the same to Ω. So B (d, k) and Y are equivalent,
+Y = B Bᵀ Ω, but B may be rounded: B Bᵀ is positive semi-definite, whatever B is. (Tropp, Yurtsever,
+Udell and Cevher, 2017, "Fixed-rank approximation of a positive-semidefinite matrix from streaming
+data".)
+"""
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from matsmerge.linalg.truncated import Truncated
+
+SEED = 0
+OVERSAMPLING = 8  # directions beyond the rank, which make the last ones within it accurate
+
+
+def num_directions(dim: int, rank: int) -> int | None:
+    """How many columns a sketch of this rank has; None where half of the matrix is no larger."""
+    num = rank + OVERSAMPLING
+    return num if 2 * (num + 1) < dim else None  # one more for the diagonal
+
+
+def least_dim(rank: int) -> int:
+    """The least dimension of which a sketch of this rank is smaller than the matrix."""
+    return 2 * (rank + OVERSAMPLING + 1) + 1
+
+
+@lru_cache(maxsize=64)
+def directions(
+    dim: int, num: int, seed: int = SEED
+) -> Tensor:  # (d, k), float32; not to be changed
+    """Ω, the same on every machine: bits of a counter-based generator, a stream for each column.
+
+    Fewer columns or rows are the first of more.
+    """
+    num_words = -(-dim // 64)
+    words = [
+        np.random.Philox(key=seed, counter=[0, column, 0, 0]).random_raw(num_words)
+        for column in range(num)
+    ]
+    bits = np.unpackbits(np.stack(words).astype("<u8").view(np.uint8), axis=1, bitorder="little")
+    signs = torch.from_numpy(bits[:, :dim].astype(np.float32)).mul_(2).sub_(1)
+    return signs.mT  # column after column in memory, as it was drawn
+
+
+def factor(sketch: Tensor, seed: int = SEED) -> Tensor:  # (d, k) -> (d, k)
+    """B of a sketch: orthogonal columns, the longest first. What is not finite stays so.
+
+    Stable for moments of low rank: of G + ν I, from whose eigenvalues ν is subtracted. Rounding
+    shows in ΩᵀY, which without it would be symmetric; ν is as large.
+    """
+    dim, num = sketch.shape
+    y = sketch.double()
+    if not bool(y.isfinite().all()):
+        return torch.full_like(y, torch.nan)
+    omega = directions(dim, num, seed).to(y)
+    core = omega.mT @ y
+    rounding = torch.finfo(torch.float64).eps * float(core.norm())
+    shift = max(float((core - core.mT).norm()), rounding) / dim
+    if shift == 0:
+        return torch.zeros_like(y)
+    failed = True
+    while failed:
+        y_shifted = y + shift * omega
+        core = omega.mT @ y_shifted
+        lower, info = torch.linalg.cholesky_ex((core + core.mT) / 2)
+        failed = bool(info)
+        shift = 4 * shift if failed else shift
+    b = torch.linalg.solve_triangular(lower, y_shifted.mT, upper=False).mT
+    vectors, lengths, _ = torch.linalg.svd(b, full_matrices=False)
+    return vectors * (lengths.square() - shift).clamp(min=0).sqrt()
+
+
+def sketch_of_factor(b: Tensor, num: int | None = None, seed: int = SEED) -> Tensor:
+    """Y of B, in float64; the first `num` columns of it, which are a sketch of a smaller rank."""
+    omega = directions(*b.shape, seed).to(b.device, torch.float64)[:, :num]
+    return b.double() @ (b.double().mT @ omega)
+
+
+def truncate_factor(b: Tensor, rank: int, trace: float) -> Truncated:  # (d, k)
+    """The leading directions of B Bᵀ; the rest is what is left of the moment's trace."""
+    vectors, lengths, _ = torch.linalg.svd(b.double(), full_matrices=False)
+    vectors, values = vectors[:, :rank], lengths[:rank].square()
+    rest = max(trace - float(values.sum()), 0.0) / max(len(b) - len(values), 1)
+    return Truncated(vectors, values, rest)
