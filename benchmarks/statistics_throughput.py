@@ -10,7 +10,10 @@ once on all batches. All kinds of measurement take turns, --repeat times over, a
 medians. Ours always has batches sorted by length, and so has what it is compared with, except where
 the table says "data order": batches as the usual loop makes them. Peak memory is that of the whole
 process (VmHWM), less what it had when the clock was started. Ours is `collect` from beginning to
-end: looking at the model's structure, fingerprints and packing the results are in it.
+end: looking at the model's structure, fingerprints and packing the results are in it. It is run with
+the default rank and, where the table says "whole", with whole second moments. "llama" is a decoder of
+hidden width 1024 made on the fly (0.5B parameters with all its layers, in float32; --llama-layers
+takes fewer), of which the size of the file is told, too.
 
 FusionBench collects Gram matrices for GPT-2 and CLIP. Here its own method for GPT-2
 (`RegMeanAlgorithmForGPT2.get_regmean_weights`, with its hooks, data loader and Lightning Fabric)
@@ -45,7 +48,9 @@ if TYPE_CHECKING:
 MAX_LENGTH, BATCH_SIZE, SEED = 128, 32, 0
 TARGETS = "targets"  # in a batch, beside the model's own inputs
 
-SORTED, USUAL, SINGLE = "sorted.pt", "usual.pt", "single.pt"  # files of batches
+SORTED, USUAL, SINGLE, LLAMA = "sorted.pt", "usual.pt", "single.pt", "llama.pt"  # of batches
+LLAMA_TOKENS = (4, 128)  # of a batch
+MOST_OF_MODEL = 0.08  # of a model's bytes in bfloat16, for a file
 
 Batches = list[dict[str, Any]]
 
@@ -57,6 +62,7 @@ class Run:
     seconds: float
     processor_seconds: float
     peak_bytes: int
+    file_share: float = 0.0  # of the model's bytes in bfloat16
 
 
 @dataclass(frozen=True)
@@ -70,17 +76,21 @@ class Comparison:
 
 
 COMPARISONS = [
-    Comparison("gram", "forward", 1.35),
+    Comparison("gram", "forward", 1.15),
+    Comparison("gram, whole", "forward", 1.35),
     Comparison("gram", "forward, data order"),
-    Comparison("kfac", "forward+backward", 1.35),
+    Comparison("kfac", "forward+backward", 1.2),
+    Comparison("kfac, whole", "forward+backward", 1.35),
+    Comparison("llama gram", "llama forward", 1.15),
+    Comparison("llama kfac", "llama forward+backward", 1.2),
     Comparison("kfac", "forward+backward, data order"),
     Comparison("fisher", "forward+backward", 2.0),
     Comparison("fisher", "forward+backward, data order"),
     Comparison("block_fisher", "forward+backward"),
     Comparison("block_fisher", "forward+backward, data order"),
     Comparison("fisher", "loop, one by one", 8.0, faster=True),
-    Comparison("gram", "FusionBench", 2.0, faster=True),
-    Comparison("gram", "FusionBench, data order", faster=True),
+    Comparison("gram, whole", "FusionBench", 2.0, faster=True),
+    Comparison("gram, whole", "FusionBench, data order", faster=True),
 ]
 
 
@@ -96,7 +106,8 @@ def logits_of(model: "nn.Module", batch: dict[str, Any]) -> "Tensor":
 def losses_of(model: "nn.Module", batch: dict[str, Any]) -> "Tensor":
     from torch.nn import functional as F  # noqa: N812
 
-    return F.cross_entropy(logits_of(model, batch), batch[TARGETS], reduction="none")
+    logits = logits_of(model, batch).movedim(-1, 1)
+    return F.cross_entropy(logits, batch[TARGETS], reduction="none").flatten(1).sum(1)
 
 
 def run_forward(model: "nn.Module", batches: Batches) -> None:
@@ -126,11 +137,12 @@ def run_loop(model: "nn.Module", batches: Batches) -> None:
                 squares[name] += parameter.grad.square()
 
 
-def collector(kind: str) -> Callable[["nn.Module", Batches], None]:
+def collector(kind: str, rank: Any = "auto") -> Callable[["nn.Module", Batches], Any]:
     from matsmerge.statistics.collection_run import collect
 
-    def run(model: "nn.Module", batches: Batches) -> None:
-        collect(model, batches, [kind], loss=logits_of if kind == "gram" else losses_of)
+    def run(model: "nn.Module", batches: Batches) -> Any:
+        loss = logits_of if kind == "gram" else losses_of
+        return collect(model, batches, [kind], loss=loss, rank=rank)
 
     return run
 
@@ -164,21 +176,27 @@ def fusion_bench() -> Callable[["nn.Module", Batches], None]:
     return run
 
 
-Prepare = Callable[[], Callable[["nn.Module", Batches], None]]
+Prepare = Callable[[], Callable[["nn.Module", Batches], Any]]
 
 # What gives the function to be timed (and imports what it needs), and the batches it is timed on.
 MEASUREMENTS: dict[str, tuple[Prepare, str]] = {
     "forward": (lambda: run_forward, SORTED),
     "gram": (lambda: collector("gram"), SORTED),
+    "gram, whole": (lambda: collector("gram", "full"), SORTED),
     "FusionBench": (fusion_bench, SORTED),
     "FusionBench, data order": (fusion_bench, USUAL),
     "forward, data order": (lambda: run_forward, USUAL),
     "forward+backward": (lambda: run_forward_backward, SORTED),
     "kfac": (lambda: collector("kfac"), SORTED),
+    "kfac, whole": (lambda: collector("kfac", "full"), SORTED),
     "fisher": (lambda: collector("fisher"), SORTED),
     "block_fisher": (lambda: collector("block_fisher"), SORTED),
     "forward+backward, data order": (lambda: run_forward_backward, USUAL),
     "loop, one by one": (lambda: run_loop, SINGLE),
+    "llama forward": (lambda: run_forward, LLAMA),
+    "llama gram": (lambda: collector("gram"), LLAMA),
+    "llama forward+backward": (lambda: run_forward_backward, LLAMA),
+    "llama kfac": (lambda: collector("kfac"), LLAMA),
 }
 
 
@@ -192,7 +210,7 @@ def measure(name: str, folder: Path, num_threads: int) -> None:
     torch.set_num_threads(num_threads)
     prepare, file = MEASUREMENTS[name]
     run = prepare()
-    model = load_model(folder / "model")
+    model = make_llama(folder) if file == LLAMA else load_model(folder / "model")
     batches: Batches = torch.load(folder / file)
     # Weights may still be in the file only; and whatever is made once is made here.
     for parameter in model.parameters():
@@ -200,10 +218,33 @@ def measure(name: str, folder: Path, num_threads: int) -> None:
     run_forward(model, batches[-1:])
     before = settle_memory()
     start, processor_start = time.perf_counter(), time.process_time()
-    run(model, batches)
+    found = run(model, batches)
     seconds = time.perf_counter() - start
     processor_seconds = time.process_time() - processor_start
-    print(json.dumps(asdict(Run(seconds, processor_seconds, memory("VmHWM") - before))))
+    peak_bytes = memory("VmHWM") - before
+    share = 0.0 if found is None else file_share(found, model, folder)
+    print(json.dumps(asdict(Run(seconds, processor_seconds, peak_bytes, share))))
+
+
+def make_llama(folder: Path) -> "nn.Module":
+    """With weights at random; as many layers as the folder's file says."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(SEED)
+    model: nn.Module = LlamaForCausalLM(LlamaConfig.from_pretrained(folder / "llama"))
+    return model.eval()
+
+
+def file_share(found: Any, model: "nn.Module", folder: Path) -> float:
+    """The size of a file of statistics, as part of the model's in bfloat16."""
+    from matsmerge.statistics.statistics_file import save_statistics
+
+    file = folder / f"{os.getpid()}.safetensors"
+    save_statistics(found, file)
+    num_bytes = file.stat().st_size
+    file.unlink()
+    return num_bytes / (2 * sum(parameter.numel() for parameter in model.parameters()))
 
 
 def load_model(folder: Path, num_labels: int | None = None) -> "nn.Module":
@@ -289,6 +330,26 @@ def write_inputs(
     )
 
 
+def write_llama(folder: Path, num_layers: int, num_batches: int) -> str:
+    """Write the shape of a decoder, and batches of random tokens; returns a description."""
+    import torch
+    from transformers import LlamaConfig
+
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}
+    shape = LlamaConfig(**sizes, num_hidden_layers=num_layers, tie_word_embeddings=True)
+    shape.save_pretrained(folder / "llama")
+    generator = torch.Generator().manual_seed(SEED)
+    batches = []
+    for _ in range(num_batches):
+        tokens = torch.randint(shape.vocab_size, LLAMA_TOKENS, generator=generator)
+        batches.append({"input_ids": tokens, TARGETS: tokens.roll(-1, 1)})
+    torch.save(batches, folder / LLAMA)
+    sequences, length = LLAMA_TOKENS
+    return (
+        f"llama: {num_layers} layers; {num_batches} batches of {sequences} x {length} random tokens"
+    )
+
+
 def run_process(python: Path, name: str, folder: Path, num_threads: int) -> Run:
     command = [str(python), __file__, "--measure", name, str(folder), str(num_threads)]
     threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
@@ -307,7 +368,7 @@ def print_table(seconds: dict[str, float], peak_bytes: dict[str, int]) -> None:
         f"{'met':>4} {'our MB':>7} {'its MB':>7}"
     )
     for c in COMPARISONS:
-        if c.other not in seconds:
+        if c.other not in seconds or c.ours not in seconds:
             continue
         part = seconds[c.ours] / seconds[c.other]
         ratio = f"{1 / part:.2f}x faster" if c.faster else f"{part:.2f}x its time"
@@ -328,6 +389,9 @@ def main() -> None:
     parser.add_argument("--examples", type=int, default=512)
     parser.add_argument("--loop-examples", type=int, default=64, help="for the loop one by one")
     parser.add_argument("--fusion-bench", type=Path, help="a Python that has fusion-bench 0.2.33")
+    parser.add_argument("--llama-layers", type=int, default=24, help="0: without it")
+    parser.add_argument("--llama-batches", type=int, default=16)
+    parser.add_argument("--only", help="measurements with this in their name, as in 'llama'")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeat", type=int, default=3)
     arguments = parser.parse_args()
@@ -339,18 +403,31 @@ def main() -> None:
 
     pythons = dict.fromkeys(MEASUREMENTS, Path(sys.executable))
     pythons |= {name: arguments.fusion_bench for name in pythons if name.startswith("FusionBench")}
-    names = [name for name, python in pythons.items() if python]
+    names = [
+        name
+        for name, python in pythons.items()
+        if python
+        and (arguments.llama_layers or "llama" not in name)
+        and (arguments.only or "") in name
+    ]
     runs: dict[str, list[Run]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as name_of_folder:
         folder = Path(name_of_folder)
         print(write_inputs(folder, source, examples, num_single))
+        print(write_llama(folder, arguments.llama_layers, arguments.llama_batches))
         print(f"threads: {arguments.threads}; medians of {arguments.repeat} runs", flush=True)
         for _ in range(arguments.repeat):
             for name in names:
                 runs[name].append(run_process(pythons[name], name, folder, arguments.threads))
     seconds = {name: statistics.median(run.seconds for run in runs[name]) for name in names}
-    seconds["loop, one by one"] *= len(examples) / num_single
+    if "loop, one by one" in seconds:
+        seconds["loop, one by one"] *= len(examples) / num_single
     print_table(seconds, {name: max(run.peak_bytes for run in runs[name]) for name in names})
+    for name in names:
+        share = runs[name][0].file_share
+        if share:
+            goal = f", goal <= {MOST_OF_MODEL:.0%}" if name.startswith("llama") else ""
+            print(f"file of '{name}': {share:.1%} of the model's bytes in bfloat16{goal}")
     everything = [run for own in runs.values() for run in own]
     shares = [r.processor_seconds / r.seconds / arguments.threads for r in everything]
     print(

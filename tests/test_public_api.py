@@ -75,14 +75,15 @@ def test_advice() -> None:
 
 def test_collect_signature() -> None:
     assert list(inspect.signature(matsmerge.collect).parameters) == [
-        "model", "batches", "statistics", "loss", "checkpoint", "name", "data", "out", "dtype",
-        "overwrite", "resume", "progress", "options",
+        "model", "batches", "statistics", "loss", "checkpoint", "name", "data", "out", "rank",
+        "dtype", "overwrite", "resume", "progress", "options",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.StatisticsCallback).parameters) == [
         "data", "statistics", "num_examples", "on", "loss", "name", "dtype", "options",
     ]  # fmt: skip
     assert list(CollectionOptions.model_fields) == [
-        "statistics", "fisher", "reduction", "num_samples", "seed", "bias", "parameters", "held_out",
+        "statistics", "fisher", "reduction", "num_samples", "seed", "bias", "rank", "parameters",
+        "held_out",
     ]  # fmt: skip
 
 

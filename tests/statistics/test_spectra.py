@@ -1,10 +1,13 @@
 """Effective rank and condition number of known matrices."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from matsmerge.errors import StatisticsError
-from matsmerge.statistics.spectra import spectrum
+from matsmerge.linalg.truncated import Truncated
+from matsmerge.statistics.spectra import spectrum, truncated_spectrum
 
 
 def test_equal_eigenvalues() -> None:
@@ -30,6 +33,14 @@ def test_what_is_lost_to_rounding_is_singular() -> None:
     assert spectrum(torch.zeros(3, 3)).effective_rank == 0
     groups = torch.stack([torch.eye(2), torch.diag(torch.tensor([4.0, 1.0]))])
     assert spectrum(groups).condition == pytest.approx(4)
+
+
+def test_of_leading_directions() -> None:
+    values = torch.tensor([8.0, 4.0, 1.0, 1.0, 1.0], dtype=torch.float64)
+    found = truncated_spectrum(Truncated(torch.eye(5, dtype=torch.float64)[:, :2], values[:2], 1.0))
+    whole = spectrum(torch.diag(values))
+    assert (whole.rank, whole.explained) == (5, 1.0)
+    assert found == replace(whole, rank=2, explained=12 / 15)
 
 
 def test_a_damaged_moment_is_refused() -> None:

@@ -156,6 +156,11 @@ class Statistics:
         array, _, name = key.partition("/")
         if array == "inputs" and self.has(f"mean/{name}", of) and not bias:
             stored = stored[:-1]
+        if not bool(stored.isfinite().all()):
+            raise StatisticsError(
+                f"{self.arrays.label}: array '{of}/{key}' holds NaN or Inf; the file is damaged, "
+                "collect again"
+            )
         trace = float(stored[:, -1].double().sum())
         return truncate_factor(stored[:, :-1], self.header.sketching.rank, trace)
 

@@ -32,15 +32,26 @@ class SketchSum(Sum):
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:  # (rows, d)
         if self._total.device != rows.device:
             self._total = self._total.to(rows.device)
-        z = (rows if keep is None else rows[keep]).to(self._dtype)
+        num_rows = len(rows) if keep is None else len(keep)
+        if 4 * num_rows < 3 * len(rows):  # few rows are copied, much padding is not multiplied
+            rows, keep = rows[keep], None
+        z = rows.to(self._dtype)
         weight, constant = _weights(self._dim, self._num, self._keeps_mean, z.dtype, z.device)
         products = F.linear(z, weight, constant)  # (rows, k)
+        is_real = z.new_ones(len(z))
+        if keep is not None:
+            is_real = z.new_zeros(len(z)).index_fill_(0, keep, 1)
+            padding = (is_real == 0).nonzero()[:, 0]
+            if not bool(products[padding].isfinite().all()):  # zero times it would not be zero
+                self.add(rows[keep])
+                return
+            products[padding] = 0
         self._total[:-1, : self._dim] += products.mT @ z
-        self._total[-1, : self._dim] += z.square().sum(0)
+        self._total[-1, : self._dim] += is_real @ z.square()
         if self._keeps_mean:
             self._total[:-1, -1] += products.sum(0)
-            self._total[-1, -1] += len(z)
-        self.num_rows += len(z)
+            self._total[-1, -1] += num_rows
+        self.num_rows += num_rows
 
     def parts(self) -> dict[str, Tensor]:
         return {"sketch": self._total}
