@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import torch
 from solved_models import loss, make_batches, make_nets, make_statistics
 
 import matsmerge
@@ -26,6 +27,22 @@ def test_kfac_by_the_traces_of_output_factors() -> None:
         assert len(modules) > 3
         traces = [own.output_factor(m).double().diagonal(dim1=-2, dim2=-1).sum() for m in modules]
         assert found[name] == pytest.approx(float(sum(traces)), rel=1e-6)
+
+
+def test_sketches_have_the_same_traces() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 60)
+    batches = [(torch.randn(30, 8), torch.randint(60, (30,))) for _ in range(2)]
+    found = [
+        fisher_sizes({"m": matsmerge.collect(model, batches, "kfac", loss=_predict, rank=rank)})
+        for rank in ("full", 6)
+    ]
+    assert found[1]["m"] == pytest.approx(found[0]["m"], rel=1e-5)
+    assert found[1]["m"] > 0
+
+
+def _predict(model: Any, batch: Any) -> Any:
+    return model(batch[0]), batch[1]
 
 
 @pytest.mark.parametrize("kind", ["fisher", "block_fisher"])

@@ -115,3 +115,12 @@ def test_where_a_sketch_is_smaller() -> None:
         assert num is not None
         assert num > rank
         assert least * (num + 1) < least * (least + 1) / 2
+
+
+def test_directions_are_independent() -> None:
+    """So that some shift is enough; of more rows they are if they are of fewer."""
+    for rank in range(1, 65):
+        dim = least_dim(rank)
+        num = num_directions(dim, rank)
+        assert num is not None
+        assert int(torch.linalg.matrix_rank(directions(dim, num))) == num
