@@ -1,6 +1,7 @@
 """What is sent back through a model: one scalar for each example."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -8,6 +9,13 @@ from torch import Tensor
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.tasks.prediction import IGNORED, Prediction
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Scalars of examples, (examples,) each, in place of a loss that they come from."""
+
+    values: Iterable[Tensor]
 
 
 def loss_terms(result: Any, numbers: Sequence[int], options: CollectionOptions) -> Iterator[Tensor]:
@@ -19,6 +27,8 @@ def loss_terms(result: Any, numbers: Sequence[int], options: CollectionOptions) 
         terms = result.fisher_terms(
             options.fisher, options.reduction, numbers, options.seed, options.num_samples
         )
+    elif isinstance(result, Terms):
+        terms = iter(result.values)
     else:
         terms = iter([_losses(result, numbers, options)])
     for term in terms:

@@ -33,12 +33,19 @@ class _EndOfSectionError(Exception):
 class PartialPasses:
     """Runs parts of a model."""
 
-    def __init__(self, model: nn.Module, outline: Outline, finished: FinishedModules) -> None:
-        self._model, self._outline = model, outline
+    def __init__(
+        self,
+        model: nn.Module,
+        outline: Outline,
+        finished: FinishedModules,
+        call: Callable[[nn.Module, Batch], Any] = lambda model, batch: model(**batch.inputs),
+    ) -> None:
+        self._model, self._outline, self._call = model, outline, call
         self.finished = finished
         self.tensors = dict(model.named_parameters()) | dict(model.named_buffers())
         self._held: dict[str, Any] = {}  # of the pass at hand, by stack
         self._running: tuple[TaskData, Batch] | None = None
+        self._last: nn.Module | None = None  # a pass ends when it is done
 
     @property
     def device(self) -> torch.device:
@@ -47,12 +54,16 @@ class PartialPasses:
     def run(self, way: Way, data: TaskData, batch: Batch) -> Any:
         """Run the model on what has been reached, until the section ends."""
         self._held, self._running = data.held_for(way, batch, self.device), (data, batch)
-        try:
-            return self._model(**batch.inputs)
-        except _EndOfSectionError as end:
-            return end.value
-        finally:
-            self._held, self._running = {}, None
+        with ExitStack() as hooks:
+            if self._last is not None:
+                # Registered last, so that all who watch the module have seen what it gives.
+                hooks.callback(self._last.register_forward_hook(_end_after).remove)
+            try:
+                return self._call(self._model, batch)
+            except _EndOfSectionError as end:
+                return end.value
+            finally:
+                self._held, self._running = {}, None
 
     @contextmanager
     def using(self, values: Values) -> Iterator[None]:
@@ -78,13 +89,16 @@ class PartialPasses:
             block.module: self._replay(block.stack) for block in blocks[: section.start]
         }
         if section.block is not None:
-            changed[section.block] = _run_and_end(self._model.get_submodule(section.block))
+            self._last = self._model.get_submodule(section.block)
         elif section.start < len(blocks) and not section.is_whole:
             changed[blocks[section.start].module] = _end
         for m in group:
             changed[m.name] = _end if m is group[-1] else partial(_give_zeros, m.num_outputs)
-        with self._changed(changed):
-            yield
+        try:
+            with self._changed(changed):
+                yield
+        finally:
+            self._last = None
 
     @contextmanager
     def replaying(
@@ -157,13 +171,8 @@ class PartialPasses:
         return give
 
 
-def _run_and_end(module: nn.Module) -> Callable[..., Any]:
-    own = module.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        raise _EndOfSectionError(own(*args, **kwargs))
-
-    return forward
+def _end_after(_: nn.Module, _args: Any, output: Any) -> None:
+    raise _EndOfSectionError(output)
 
 
 def _give_zeros(num_outputs: int, x: Tensor) -> Tensor:
