@@ -1,7 +1,7 @@
 """A collection of statistics: a model, and the sums of what it did on its batches so far."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from typing import Any
@@ -56,7 +56,7 @@ class Collection:
     """Adds batches to totals, and makes statistics of them.
 
     `names` maps the model's parameters to those of its checkpoint; parameters that are not in it
-    get no statistics.
+    get no statistics. With `modules`, only these are seen as linear maps.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Collection:
         loss: Loss | None,
         names: Mapping[str, str] | None = None,
         own_inputs: OwnInputs | None = None,
+        modules: Container[str] | None = None,
     ) -> None:
         if own_inputs is None and any(kind.is_paired for kind in options.collected):
             raise RecipeError(
@@ -98,7 +99,7 @@ class Collection:
             options,
             parameters,
             names,
-            maps,
+            [m for m in maps if modules is None or m.name in modules],
             self.totals,
             self._shared,
             own_inputs,
@@ -197,6 +198,11 @@ class Collection:
             notes = watches.try_out(shown)
         self.notes += [note for note in notes if note not in self.notes]
         return watches
+
+    @property
+    def is_one_by_one(self) -> bool:
+        """Is every example of some batches run alone?"""
+        return any(watches.lesson.is_one_by_one for watches in self._watches.values())
 
     @property
     def num_examples(self) -> int:

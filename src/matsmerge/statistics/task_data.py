@@ -96,7 +96,7 @@ class TaskData:
         """What is held for a batch, or for some examples of one; copies, to be done with freely."""
         part = self.part_of(batch)
         held = self._reached[way][part.batch]
-        return {stack: _copied(output, part, device) for stack, output in held.items()}
+        return {stack: copied(output, part, device) for stack, output in held.items()}
 
     def hold_within(self, batch: Batch, module: str, output: Any) -> None:
         """Keep what a module of a block gave, if for a whole batch, in place of its parts'."""
@@ -111,14 +111,16 @@ class TaskData:
         """What is held of a module of the block, as copies; None if nothing is."""
         part = self.part_of(batch)
         output = self._within[part.batch].get(module)
-        return None if output is None else _copied(output, part, device)
+        return None if output is None else copied(output, part, device)
 
     def _keep(self, output: Any) -> Any:
         return tree_map(lambda x: self._shelf.keep(x) if isinstance(x, Tensor) else x, output)
 
 
-def _copied(output: Any, part: SequencePart, device: torch.device) -> Any:
-    def copied(leaf: Any) -> Any:
+def copied(output: Any, part: SequencePart, device: torch.device) -> Any:
+    """Values that are kept, or some sequences' part of them, to be done with freely."""
+
+    def loaded(leaf: Any) -> Any:
         return part.share_of(leaf.load()).to(device, copy=True) if isinstance(leaf, Kept) else leaf
 
-    return tree_map(copied, output)
+    return tree_map(loaded, output)

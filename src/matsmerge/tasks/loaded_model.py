@@ -52,6 +52,7 @@ class LoadedModel:
     names: Mapping[str, str]
     head_names: Mapping[str, str] = field(default_factory=dict)
     base: Checkpoint | None = None
+    head: Checkpoint | None = None  # the head's file
     notes: list[str] = field(default_factory=list)
 
 
@@ -148,7 +149,7 @@ class _Loading:
         self.kept.undo = with_vectors.unload
         names, of_head = match_adapter_names(with_vectors, checkpoint, head_names)
         return LoadedModel(
-            with_vectors, loaded.task, checkpoint, names, of_head, base, loaded.notes
+            with_vectors, loaded.task, checkpoint, names, of_head, base, self.head, loaded.notes
         )
 
     def _model(self, of_adapter: Mapping[str, TensorSpec]) -> LoadedModel:
@@ -197,7 +198,7 @@ class _Loading:
             own.use_cache = False  # keys and values are for generating text
         task = make_task(kind, model, self.opened, self.file.tokenizer, self.options)
         names = {n: s for n, s in match_names(model, base).items() if n not in head_names}
-        return LoadedModel(model, task, base, names, head_names, None, notes)
+        return LoadedModel(model, task, base, names, head_names, None, head, notes)
 
     def _encoder(self, head: Checkpoint) -> LoadedModel:
         """An encoder with a linear layer on it."""
@@ -213,7 +214,7 @@ class _Loading:
         if model.scale is not None:
             names["scale.logit_scale"] = "logit_scale"
         head_names = {f"head.{stored}": stored for stored in head.specs}
-        return LoadedModel(model, task, checkpoint, names, head_names, None, notes)
+        return LoadedModel(model, task, checkpoint, names, head_names, None, head, notes)
 
 
 def make_task(
