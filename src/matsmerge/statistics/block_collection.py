@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from matsmerge.errors import DataError, RecipeError
 from matsmerge.models.streamed_model import is_within
@@ -35,6 +35,7 @@ from matsmerge.statistics.parameters import find_parameters
 from matsmerge.statistics.partial_passes import PartialPasses
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics import Statistics
+from matsmerge.statistics.structure import is_float, spread
 from matsmerge.tasks.batch import Batch
 
 Run = Callable[[nn.Module, Any], Any]
@@ -59,6 +60,7 @@ class BlockCollection:
             self._model, cut.outline, FinishedModules({}, {}), data.task.predict
         )
         of_parameters = [k for k in options.collected if isinstance(k, GradientStatistic)]
+        self._is_by_example = bool(of_parameters)
         # A parameter's gradient is known when all that uses it has got its own.
         tail = cut.of_tail if of_parameters else self._names.keys()
         self._tail = {m for m in cut.tail if self._names_of([m]).keys() <= tail}
@@ -145,7 +147,7 @@ class BlockCollection:
 
     def _run_part(self, _: nn.Module, batch: Batch) -> Any:
         self._last = self._passes.run("own", self._data, batch)
-        return self._last
+        return _spread_out(self._last, batch)
 
     # with gradients
 
@@ -171,25 +173,26 @@ class BlockCollection:
             yield self._collect_outside(self._before, seen)
 
     def _run_loss(self, _: nn.Module, batch: Batch) -> Any:
-        with self._capturing() as capture:
+        with self._capturing(batch) as capture:
             result = self._passes.run("own", self._data, batch)
         if not torch.is_grad_enabled():
             return result
         return Terms(capture.marked(loss_terms(result, batch.examples, self._options)))
 
     def _run_back(self, block: str, _: nn.Module, batch: Batch) -> Any:
-        with self._capturing() as capture:
+        with self._capturing(batch) as capture:
             output = self._passes.run("own", self._data, batch)
         if not torch.is_grad_enabled():
-            return output
+            return _spread_out(output, batch)
         return Terms(capture.marked(self._data.terms(batch, [(block, output)])))
 
     @contextmanager
-    def _capturing(self) -> Iterator[Capture]:
+    def _capturing(self, batch: Batch) -> Iterator[Capture]:
         """Catch the gradients at outputs that are held, and at those of units in memory."""
-        self._captured = self._data.capture = Capture()
+        capture = self._captured = self._data.capture = Capture(self._is_by_example)
+        num_sequences = batch.first_sequences[-1]
         try:
-            with self._at_units(self._captured.watch):
+            with self._at_units(lambda key, y: capture.watch(key, y, num_sequences)):
                 yield self._captured
         finally:
             self._data.capture = None
@@ -293,3 +296,9 @@ class BlockCollection:
             self.notes += [note for note in collection.notes if note not in self.notes]
             found = collection.statistics(self._data.model, (self._data.data,))
             return kept_in(found, self._data.room)
+
+
+def _spread_out(output: Any, batch: Batch) -> list[Tensor]:
+    """The tensors of an output; whether all sequences share one is seen in none of them."""
+    num_sequences = batch.first_sequences[-1]
+    return [spread(x, num_sequences) for x in tree_flatten(output)[0] if is_float(x)]

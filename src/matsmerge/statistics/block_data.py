@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from matsmerge.statistics.gradients import Examples
 from matsmerge.statistics.held_tensors import Kept
-from matsmerge.statistics.structure import is_float
+from matsmerge.statistics.structure import is_float, spread
 from matsmerge.statistics.task_data import TaskData, Way, copied
 from matsmerge.tasks.batch import Batch
 
@@ -20,13 +20,17 @@ Place = tuple[int, int]  # which of the scalars that are sent back, and which te
 
 @dataclass
 class Capture:
-    """The gradients that arrive at outputs while the scalars of one pass are sent back."""
+    """The gradients that arrive at outputs while the scalars of one pass are sent back.
 
+    For gradients of single examples, what all sequences share gets a part for each of them.
+    """
+
+    is_by_example: bool = False
     gradients: dict[str, dict[Place, Tensor]] = field(default_factory=lambda: defaultdict(dict))
     num_terms: int = 0
     _term: int = 0  # the one that is sent back now
 
-    def watch(self, key: str, output: Any) -> Any:
+    def watch(self, key: str, output: Any, num_sequences: int) -> Any:
         """An output for others to use, at which gradients are caught."""
         leaves = iter(range(len(tree_flatten(output)[0])))
 
@@ -34,6 +38,7 @@ class Capture:
             number = next(leaves)
             if not is_float(leaf):
                 return leaf
+            leaf = spread(leaf, num_sequences) if self.is_by_example else leaf
             # A copy, which the model's code may change in place.
             leaf = (leaf if leaf.requires_grad else leaf.detach().requires_grad_()).clone()
             leaf.register_hook(lambda grad: self._arrive(key, number, grad))
@@ -42,7 +47,8 @@ class Capture:
         return tree_map(watched, output)
 
     def _arrive(self, key: str, number: int, grad: Tensor) -> None:
-        self.gradients[key][self._term, number] = grad.detach()
+        # A copy: autograd adds those of later scalars to this one.
+        self.gradients[key][self._term, number] = grad.detach().clone()
 
     def marked(self, terms: Iterable[Tensor]) -> Iterator[Tensor]:
         """The same scalars; when one is sent back it says so."""
@@ -82,7 +88,7 @@ class BlockData(TaskData):
         for stack, block in self.shown.items():
             held[stack] = copied(self._outputs[part.batch][block], part, device)
             if self.capture is not None and torch.is_grad_enabled():
-                held[stack] = self.capture.watch(block, held[stack])
+                held[stack] = self.capture.watch(block, held[stack], batch.first_sequences[-1])
         return held
 
     def add_gradients(self, batch: Batch, capture: Capture) -> None:
@@ -109,8 +115,8 @@ class BlockData(TaskData):
                     continue
                 wide = torch.promote_types(y.dtype, torch.float32)
                 product = y.to(wide) * part.share_of(kept.load()).to(y.device, wide)
-                if len(y) == examples.num_sequences:
-                    own = examples.of_sequences(product.reshape(len(y), -1).sum(1))
+                if len(product) == examples.num_sequences:
+                    own = examples.of_sequences(product.reshape(len(product), -1).sum(1))
                 else:  # all sequences share it, and only the sum is looked at
                     own = product.sum() * (torch.arange(len(batch.examples)) == 0).to(y.device)
                 total = own if total is None else total + own

@@ -106,6 +106,7 @@ class Collection:
         )
         _check_rank(options, self._subject.maps)
         self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
+        self._last: Watches | None = None  # of the last batch
         self._lessons: dict[int, Lesson] = {}  # of an interrupted collection, by batch
         self._num_batches = 0
         self.notes: list[str] = []  # what the user should know of how it went
@@ -156,7 +157,8 @@ class Collection:
         totals = self.totals[to]
         shown = show(item, self._subject.model, self.num_examples)
         with _memory_errors():
-            self._watches_for(shown).add(shown, totals)
+            self._last = self._watches_for(shown)
+            self._last.add(shown, totals)
         totals.num_examples += len(shown.examples)
         self._num_batches += 1
         return len(shown.examples)
@@ -201,8 +203,8 @@ class Collection:
 
     @property
     def is_one_by_one(self) -> bool:
-        """Is every example of some batches run alone?"""
-        return any(watches.lesson.is_one_by_one for watches in self._watches.values())
+        """Was every example of the last batch run alone?"""
+        return self._last is not None and self._last.lesson.is_one_by_one
 
     @property
     def num_examples(self) -> int:
