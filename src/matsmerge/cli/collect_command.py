@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matsmerge.byte_sizes import format_bytes
+from matsmerge.byte_sizes import format_bytes, parse_bytes
 from matsmerge.cli.display import JsonScreen, Screen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
 from matsmerge.cli.shared_options import Batches, Resuming, parse_pairs
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
@@ -14,9 +14,16 @@ from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 if TYPE_CHECKING:
     from matsmerge.data.rows import Data
     from matsmerge.statistics.kinds.statistic import Form
+    from matsmerge.statistics.prepared_blocks import PreparedBlocks
     from matsmerge.statistics.prepared_collection import PreparedCollection
     from matsmerge.statistics.statistics import Statistics
     from matsmerge.tasks.task_file import TaskFile
+
+
+_BEGINS_AGAIN = (
+    "all of the model does not fit into --max-memory: it is collected block by block, and when "
+    "interrupted begins again"
+)
 
 
 class Models(Options):
@@ -124,6 +131,19 @@ class Loading(Options):
     """'auto' spreads a model over all devices, memory and disk."""
 
 
+class Limits(Options):
+    """What it may take."""
+
+    panel = RUNNING
+
+    max_memory: str | None = option(metavar="SIZE")
+    """Memory to use beyond the interpreter's own, e.g. 2GB. A model that does not fit is loaded and
+    run block after block. Default: all that it takes with all of the model in memory."""
+
+    dry_run: bool = False
+    """Check everything, say what it would take, collect nothing."""
+
+
 @takes_options
 def collect(
     given: Models,
@@ -132,6 +152,7 @@ def collect(
     loading: Loading,
     batches: Batches,
     earlier: Resuming,
+    limits: Limits,
     screen: JsonScreen,
 ) -> None:
     """Measure what a model does on its data, once, into one file that others can merge with.
@@ -145,8 +166,10 @@ def collect(
     With several processes: torchrun --nproc-per-node 4 -m matsmerge collect ...
     """
     from matsmerge.models.kept_base import KeptBase
+    from matsmerge.models.streamed_model import EMPTY
     from matsmerge.statistics.collection_options import make_options
     from matsmerge.statistics.collection_run import Output, check_output
+    from matsmerge.statistics.prepared_blocks import prepare_blocks, prepare_within
     from matsmerge.statistics.prepared_collection import Choice, PreparedCollection, prepare
     from matsmerge.statistics.processes import join_processes
     from matsmerge.statistics.statistics_file import parse_dtype
@@ -166,8 +189,11 @@ def collect(
         device = _own_device()
     also, are_adapters = _changed_by_adapters(models)
     kept = KeptBase()
+    max_bytes = parse_bytes(limits.max_memory) if limits.max_memory else None
+    if max_bytes is not None or limits.dry_run:
+        _check_limits(models, loading)
 
-    def ready(i: int) -> PreparedCollection:
+    def ready(i: int, *, is_empty: bool = False) -> PreparedCollection:
         described, rows = asked[i]
         with screen.status(f"loading {models[i]}"):
             loaded = load_model(
@@ -175,8 +201,8 @@ def collect(
                 described,
                 need_targets=options.wants_targets,
                 dtype=loading.model_dtype,
-                device=device,
-                device_map=loading.device_map,
+                device=None if is_empty else device,
+                device_map=EMPTY if is_empty else loading.device_map,
                 also=collected.parameters or also,
                 kept=kept,
             )
@@ -195,16 +221,83 @@ def collect(
             ready(i)
     reports = []
     for i, target in enumerate(targets):
-        prepared = ready(i)
-        screen.notes(prepared.notes)
+        if limits.dry_run:
+            blocks = prepare_blocks(ready(i, is_empty=True), device)
+            reports.append(_describe_needs(blocks, max_bytes, target))
+            _show_needs(blocks, max_bytes, target, screen)
+            continue
+        prepared = ready(i, is_empty=max_bytes is not None)
+        within = None if max_bytes is None else prepare_within(prepared, max_bytes, device)
+        if max_bytes is not None and within is None:
+            prepared = ready(i)
+        screen.notes(prepared.notes if within is None else [*prepared.notes, _BEGINS_AGAIN])
+        output = Output(target, given.dtype, **dict(earlier))
         with screen.bars() as bars:
-            statistics = prepared.run(Output(target, given.dtype, **dict(earlier)), bars)
+            statistics = (within or prepared).run(output, bars)
         screen.notes(prepared.collection.notes)
         if process.is_first:
             reports.append(_describe(prepared, statistics, target))
             _show(statistics, target, screen)
     if process.is_first:
         screen.result(reports if len(models) > 1 else reports[0])
+
+
+def _check_limits(models: list[str], loading: Loading) -> None:
+    """Refuse limits where all of a model is loaded, or it is spread in another way."""
+    from matsmerge.adapters.adapter_folder import read_adapter
+    from matsmerge.checkpoints.source import open_checkpoint
+
+    if loading.device_map is not None:
+        raise RecipeError(
+            "--max-memory and --dry-run go without --device-map, which has its own way"
+        )
+    RecipeError.raise_all(
+        f"{model}: is an adapter, whose base is loaded as a whole; leave --max-memory and "
+        "--dry-run away, or collect from the merged model"
+        for model in models
+        if read_adapter(open_checkpoint(model)) is not None
+    )
+
+
+def _describe_needs(
+    blocks: "PreparedBlocks", max_bytes: int | None, target: Path
+) -> dict[str, Any]:
+    needs = blocks.needs
+    is_by_blocks = needs.are_by_blocks(max_bytes)
+    if is_by_blocks:
+        needs.check(max_bytes)
+    return {
+        "out": str(target),
+        "by_blocks": is_by_blocks,
+        "num_blocks": len(blocks.cut.outline.blocks),
+        "num_passes": needs.num_passes if is_by_blocks else 1,
+        "memory_bytes": max_bytes if is_by_blocks else needs.whole,
+        "memory_bytes_whole": needs.whole,
+        "memory_bytes_by_blocks": needs.by_blocks,
+        "held_bytes": needs.held if is_by_blocks else 0,
+        "disk_bytes": needs.disk(max_bytes),
+        "file_bytes": needs.file,
+        "num_examples": blocks.prepared.num_examples,
+        "notes": blocks.prepared.notes,
+    }
+
+
+def _show_needs(
+    blocks: "PreparedBlocks", max_bytes: int | None, target: Path, screen: Screen
+) -> None:
+    found = _describe_needs(blocks, max_bytes, target)
+    how = "with all of the model in memory, one pass over the data"
+    if found["by_blocks"]:
+        how = f"block by block, each of {found['num_blocks']} loaded "
+        how += "once" if found["num_passes"] == 1 else "twice, forward and back"
+    sizes = {key: format_bytes(value) for key, value in found.items() if key.endswith("_bytes")}
+    whole, least = (format_bytes(n) for n in (blocks.needs.whole, blocks.needs.by_blocks))
+    screen.say(
+        f"{found['num_examples']} examples, {how}",
+        f"memory            about {whole} with all of the model, block by block at least {least}",
+        f"kept inputs       {sizes['held_bytes']}, temporary files {sizes['disk_bytes']}",
+        f"{target}  about {sizes['file_bytes']} in float32",
+    )
 
 
 def _targets(given: Models) -> list[Path]:

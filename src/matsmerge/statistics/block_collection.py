@@ -101,9 +101,12 @@ class BlockCollection:
         )
 
     @property
-    def num_passes(self) -> int:
-        """How often all of the data goes through a block."""
-        return 2 if self._options.wants_gradients else 1
+    def num_parts(self) -> int:
+        """How often all of the data is run through a part of the model."""
+        num_blocks = len(self._blocks)
+        if not self._options.wants_gradients:
+            return num_blocks + 1
+        return 2 * num_blocks + 1 + bool(self._names_of(self._before))
 
     def run(self, seen: Callable[[int], None] = lambda _: None) -> Statistics:
         """Collect; `seen` is told of examples that have gone through a block or what is outside."""

@@ -247,17 +247,28 @@ class Collection:
 
     def expected_bytes(self) -> int:
         """About the size of the statistics in float32; known once a batch was looked at."""
-        leaders = set(self._shared.leaders.values())
+        return 4 * self.num_values(self._shared.leaders)
+
+    def num_values(
+        self,
+        leaders: Mapping[str, str],
+        has: Callable[[LinearMap | Owned], bool] = lambda _: True,
+    ) -> int:
+        """About how many numbers are stored, of all maps and parameters or of some.
+
+        `leaders` says which maps share an input.
+        """
+        firsts = set(leaders.values())
         num = 0
         for kind in self.options.collected:
             targets: Iterable[LinearMap | Owned] = self._subject.maps
             if isinstance(kind, GradientStatistic):
                 targets = self._subject.parameters.values()
             elif isinstance(kind, InputStatistic):
-                targets = [m for m in self._subject.maps if m.name in leaders]
-            rank = self.options.sketch_rank
-            num += sum(kind.num_values(t, rank) for t in targets if kind.refuses(t) is None)
-        return 4 * len(self.totals) * num
+                targets = [m for m in self._subject.maps if m.name in firsts]
+            wanted = [t for t in targets if has(t) and kind.refuses(t) is None]
+            num += sum(kind.num_values(t, self.options.sketch_rank) for t in wanted)
+        return len(self.totals) * num
 
     def statistics(self, model: Origin, data: tuple[Origin, ...]) -> Statistics:
         """What has been collected, as means, under the checkpoint's names."""

@@ -123,11 +123,11 @@ def run(
     process = this_process()
     partial = None
     if output is not None:
-        identity = _identity(output, collection.options, model, data, process, plan)
+        identity = identity_of(output, collection.options, model, data, process, plan)
         partial = PartialFile(output.path, identity, process.suffix)
         if output.resume and not output.overwrite and output.path.exists():
             assert data.fingerprint, "batches that nobody can tell from others"
-            return _finished(output.path, partial)
+            return finished_before(output.path, partial)
     interruption = Interruption()
     with collection.running(), interruption.watching():
         waiting = iter(batches)
@@ -189,7 +189,7 @@ def _skip(
         )
 
 
-def _finished(path: Path, partial: PartialFile) -> Statistics:
+def finished_before(path: Path, partial: PartialFile) -> Statistics:
     """What this very collection wrote, if it was killed just before it could tidy up."""
     if read_identity(path) != partial.identity:
         raise OutputError(
@@ -201,7 +201,7 @@ def _finished(path: Path, partial: PartialFile) -> Statistics:
     return open_statistics(path)
 
 
-def _identity(
+def identity_of(
     output: Output,
     options: CollectionOptions,
     model: Origin,

@@ -1,4 +1,4 @@
-"""A model's blocks, what is outside of them, and what running them takes, seen in one small pass."""
+"""A model's blocks, what is outside of them, and how much they give, seen in one small pass."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError
 from matsmerge.models.streamed_model import StreamedModel, is_within
 from matsmerge.statistics.sections import Outline, find_sections, trace
-from matsmerge.statistics.structure import watching_calls
+from matsmerge.statistics.structure import place_of, watching_calls
 
 _INSTEAD = "allow more memory (--max-memory), or spread the model over devices (--device-map auto)"
 
@@ -29,7 +29,8 @@ class CutModel:
     streamed: StreamedModel
     outline: Outline
     calls: tuple[str, ...]  # modules as they are entered
-    output_bytes: dict[str, int]  # of modules that have no others in them, for the example shown
+    leaders: dict[str, str]  # of modules, the first that receives the same input
+    output_bytes: dict[str, int]  # of modules, for the example that was shown
 
     def is_in_block(self, module: str) -> bool:
         return any(is_within(module, block.module) for block in self.outline.blocks)
@@ -83,24 +84,34 @@ class CutModel:
         apart = {name for own in self.of_blocks.values() for name in own}
         return self.streamed.parameters.keys() - apart - self.of_tail
 
-    def bytes_within(self, modules: Callable[[str], bool]) -> int:
-        """Of what modules gave for the example that was shown."""
-        return sum(n for name, n in self.output_bytes.items() if modules(name))
+    def bytes_given(self, has: Callable[[str], bool]) -> int:
+        """What modules that have no others in them gave for the example that was shown."""
+        modules = dict(self.streamed.model.named_modules())
+        found = [
+            name for name in self.output_bytes if has(name) and not [*modules[name].children()]
+        ]
+        return sum(self.output_bytes[name] for name in found)
 
 
 def cut(streamed: StreamedModel, run: Callable[[nn.Module], Any]) -> CutModel:
     """Run a model on one example, its weights loaded as they are used, and cut it into blocks."""
     model = streamed.model
     sizes: dict[str, int] = defaultdict(int)
-    leaves = {name for name, module in model.named_modules() if not [*module.children()]}
+    received: dict[Any, tuple[str, Tensor]] = {}  # held, so that no memory is used twice
+    leaders: dict[str, str] = {}
+
+    def enter(name: str, given: Any) -> None:
+        tensors = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
+        if tensors:
+            place = (*place_of(tensors[0]), tensors[0]._version)
+            leaders.setdefault(name, received.setdefault(place, (name, tensors[0]))[0])
 
     def leave(name: str, output: Any) -> None:
-        if name in leaves:
-            tensors = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor)]
-            sizes[name] += sum(x.nbytes for x in tensors)
+        tensors = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor)]
+        sizes[name] += sum(x.nbytes for x in tensors)
 
     try:
-        with streamed.streaming(), watching_calls(model, lambda *_: None, leave):
+        with streamed.streaming(), watching_calls(model, enter, leave):
             seen = trace(model, lambda: run(model))
         outline = find_sections(model, seen)
     except (DataError, RuntimeError, ValueError, TypeError, NotImplementedError) as error:
@@ -109,4 +120,4 @@ def cut(streamed: StreamedModel, run: Callable[[nn.Module], Any]) -> CutModel:
             f"{_INSTEAD}"
         ) from error
     calls = tuple(name for name, is_entered in seen.events if is_entered)
-    return CutModel(streamed, outline, calls, dict(sizes))
+    return CutModel(streamed, outline, calls, leaders, dict(sizes))

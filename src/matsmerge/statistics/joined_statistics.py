@@ -66,7 +66,9 @@ def share_equal_inputs(statistics: Statistics) -> Statistics:
     kept = [name for name in statistics.arrays.specs if name not in gone]
     keys = {name.partition("/")[2] for name in gone}
     sets = {
-        of: s.model_copy(update={"num_rows": {k: n for k, n in s.num_rows.items() if k not in keys}})
+        of: s.model_copy(
+            update={"num_rows": {k: n for k, n in s.num_rows.items() if k not in keys}}
+        )
         for of, s in header.sets.items()
     }
     changes = {

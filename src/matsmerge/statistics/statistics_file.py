@@ -1,7 +1,8 @@
 """Statistics as one safetensors file: arrays, and the header as JSON in its metadata."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -146,15 +147,18 @@ def save_statistics(
     identity: str | None = None,
 ) -> None:
     """Write a file that is complete or not there; `identity` is that of its collection."""
-    arrays: dict[str, Tensor] = {}
-    for name in statistics.arrays.specs:
-        values = statistics.arrays[name]
-        stored = parse_dtype(dtype, statistics.header.forms[name])
-        arrays[name] = values.to(stored) if values.is_floating_point() else values
+    arrays, forms = statistics.arrays, statistics.header.forms
+    specs = {
+        name: replace(spec, dtype=parse_dtype(dtype, forms[name]))
+        if spec.dtype.is_floating_point
+        else spec
+        for name, spec in arrays.specs.items()
+    }
     metadata = {_METADATA_KEY: statistics.header.model_dump_json()}
     if identity is not None:
         metadata[_IDENTITY_KEY] = identity
-    write_arrays(local_path(path), arrays, metadata)
+    values = (arrays[name].to(spec.dtype) for name, spec in specs.items())
+    _write(local_path(path), specs, values, metadata)
 
 
 def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
@@ -163,8 +167,17 @@ def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: Mapping[str
     Not by the library: it puts metadata in an order that changes from run to run.
     """
     specs = {name: TensorSpec(v.dtype, tuple(v.shape)) for name, v in arrays.items()}
+    _write(file, specs, arrays.values(), metadata)
+
+
+def _write(
+    file: Path,
+    specs: Mapping[str, TensorSpec],
+    arrays: Iterable[Tensor],  # one at a time in memory
+    metadata: Mapping[str, str],
+) -> None:
     encoded, _ = encode_header(specs, metadata)
     with writing(file), whole_file(file) as opened:
         opened.write(encoded)
-        for values in arrays.values():
+        for values in arrays:
             opened.write(values.contiguous().reshape(-1).view(torch.uint8).numpy().data)
