@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from prefix_families import pictures
+from safetensors.torch import save_file
 from tiny_models import (
     bert_config,
     gpt2_config,
@@ -145,16 +146,17 @@ def case(name: str, folder: Path, statistics: str, **options: Any) -> Case:
 def assert_same(found: Statistics, expected: Statistics, precision: float = 1e-9) -> None:
     assert found.header == expected.header
     assert found.arrays.specs == expected.arrays.specs
-    for name in expected.arrays.specs:
-        ours, theirs = found.arrays[name], expected.arrays[name]
-        assert float((ours - theirs).norm()) <= precision * float(theirs.norm()), name
+    sizes = {name: float(expected.arrays[name].norm()) for name in expected.arrays.specs}
+    for name, size in sizes.items():
+        # Some gradients are zero but for rounding, such as those of the biases of keys.
+        most = max(n for other, n in sizes.items() if other.split("/")[:2] == name.split("/")[:2])
+        error = float((found.arrays[name] - expected.arrays[name]).norm())
+        assert error <= precision * size + precision**1.5 * most, name
 
 
 @pytest.mark.parametrize("statistics", ["gram", "kfac", EVERYTHING])
 @pytest.mark.parametrize("name", KINDS)
-def test_blocks_give_what_the_whole_model_gives(
-    name: str, statistics: str, tmp_path: Path
-) -> None:
+def test_blocks_give_what_the_whole_model_gives(name: str, statistics: str, tmp_path: Path) -> None:
     one = case(name, tmp_path, statistics, held_out=0.3)
     assert_same(one.blocks().run(), one.prepared().run(), one.kind.precision)
 
@@ -185,8 +187,6 @@ def test_a_head_of_its_own(tmp_path: Path) -> None:
     torch.manual_seed(1)
     save(BertModel(bert_config()).double(), tmp_path / "model", make_tokenizer())
     head = tmp_path / "head.safetensors"
-    from safetensors.torch import save_file
-
     save_file({"weight": torch.randn(3, 16).double(), "bias": torch.randn(3).double()}, head)
     assert_same(one.blocks(head=str(head)).run(), one.prepared(head=str(head)).run())
 

@@ -60,7 +60,6 @@ class BlockCollection:
             self._model, cut.outline, FinishedModules({}, {}), data.task.predict
         )
         of_parameters = [k for k in options.collected if isinstance(k, GradientStatistic)]
-        self._is_by_example = bool(of_parameters)
         # A parameter's gradient is known when all that uses it has got its own.
         tail = cut.of_tail if of_parameters else self._names.keys()
         self._tail = {m for m in cut.tail if self._names_of([m]).keys() <= tail}
@@ -116,7 +115,7 @@ class BlockCollection:
             else:
                 parts = list(self._forth(seen))
         self._data.begin()
-        joined = put_together(parts)
+        joined = put_together([part for part in parts if part is not None])
         order = {name: n for n, (name, _) in enumerate(self._model.named_modules())}
         maps = tuple(sorted(joined.header.maps, key=lambda m: order[m.module]))
         header = joined.header.model_copy(update={"maps": maps})
@@ -124,7 +123,7 @@ class BlockCollection:
 
     # without gradients
 
-    def _forth(self, seen: Callable[[int], None]) -> Iterator[Statistics]:
+    def _forth(self, seen: Callable[[int], None]) -> Iterator[Statistics | None]:
         for section in self._sections:
             with self._at(section):
                 yield self._collect(section, self._inside(section), self._run_part, seen)
@@ -154,7 +153,7 @@ class BlockCollection:
 
     # with gradients
 
-    def _back_and_forth(self, seen: Callable[[int], None]) -> Iterator[Statistics]:
+    def _back_and_forth(self, seen: Callable[[int], None]) -> Iterator[Statistics | None]:
         for section in self._sections:
             with self._at(section), self._passes.until(section), torch.no_grad():
                 for _, batch in self._data.collated():
@@ -192,7 +191,7 @@ class BlockCollection:
     @contextmanager
     def _capturing(self, batch: Batch) -> Iterator[Capture]:
         """Catch the gradients at outputs that are held, and at those of units in memory."""
-        capture = self._captured = self._data.capture = Capture(self._is_by_example)
+        capture = self._captured = self._data.capture = Capture()
         num_sequences = batch.first_sequences[-1]
         try:
             with self._at_units(lambda key, y: capture.watch(key, y, num_sequences)):
@@ -224,7 +223,9 @@ class BlockCollection:
                 if term.requires_grad:
                     term.sum().backward(retain_graph=True)
 
-    def _collect_outside(self, modules: list[str], seen: Callable[[int], None]) -> Statistics:
+    def _collect_outside(
+        self, modules: list[str], seen: Callable[[int], None]
+    ) -> Statistics | None:
         """Statistics of what is outside, once all gradients at its outputs are there."""
         last = self._cut.calls.index(self._blocks[-1].module)
         is_to_the_end = any(unit in self._cut.calls[last:] for unit in self._units)
@@ -267,6 +268,17 @@ class BlockCollection:
         output = self._passes.run("own", self._data, batch.to(self._streamed.device))
         self._data.hold_block(batch, section.block, output)
 
+    def _pass_by(self, section: Section, run: Run, seen: Callable[[int], None]) -> None:
+        """Keep what the next part needs of each batch."""
+        for _, batch in self._data.collated():
+            if self._options.wants_gradients:
+                self._send_back(run, batch)
+                self._data.add_gradients(batch, self._captured)
+            elif section.block is not None:
+                with torch.no_grad():
+                    self._advance(section, batch)
+            seen(len(batch.examples))
+
     def _collect(
         self,
         section: Section,
@@ -276,11 +288,17 @@ class BlockCollection:
         group: Sequence[LinearMap] = (),
         *,
         is_last: bool = False,
-    ) -> Statistics:
-        """Statistics of a part's modules; what the next part needs of each batch is kept."""
+    ) -> Statistics | None:
+        """Statistics of a part's modules, None if none are wanted.
+
+        What the next part needs of each batch is kept.
+        """
         names = self._names_of(modules)
         collection = StatisticsCollection(self._model, self._options, run, names, modules=modules)
         with self._passes.until(section, group), collection.running():
+            if not names:
+                self._pass_by(section, run, seen)
+                return None
             for to, batch in self._data.collated():
                 num_examples = collection.add(batch, to)
                 if collection.is_one_by_one and num_examples > 1:

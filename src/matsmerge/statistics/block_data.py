@@ -22,10 +22,9 @@ Place = tuple[int, int]  # which of the scalars that are sent back, and which te
 class Capture:
     """The gradients that arrive at outputs while the scalars of one pass are sent back.
 
-    For gradients of single examples, what all sequences share gets a part for each of them.
+    What all sequences share gets a part for each of them, so that each has a gradient of its own.
     """
 
-    is_by_example: bool = False
     gradients: dict[str, dict[Place, Tensor]] = field(default_factory=lambda: defaultdict(dict))
     num_terms: int = 0
     _term: int = 0  # the one that is sent back now
@@ -38,7 +37,7 @@ class Capture:
             number = next(leaves)
             if not is_float(leaf):
                 return leaf
-            leaf = spread(leaf, num_sequences) if self.is_by_example else leaf
+            leaf = spread(leaf, num_sequences)
             # A copy, which the model's code may change in place.
             leaf = (leaf if leaf.requires_grad else leaf.detach().requires_grad_()).clone()
             leaf.register_hook(lambda grad: self._arrive(key, number, grad))
