@@ -248,9 +248,7 @@ def _check_limits(models: list[str], loading: Loading) -> None:
     from matsmerge.checkpoints.source import open_checkpoint
 
     if loading.device_map is not None:
-        raise RecipeError(
-            "--max-memory and --dry-run go without --device-map, which has its own way"
-        )
+        raise RecipeError("give either --device-map, or --max-memory and --dry-run")
     RecipeError.raise_all(
         f"{model}: is an adapter, whose base is loaded as a whole; leave --max-memory and "
         "--dry-run away, or collect from the merged model"

@@ -183,10 +183,10 @@ def _without_parameters() -> Iterator[None]:
     """Have modules that are made register parameters without memory."""
     register = nn.Module.register_parameter
 
-    def register_empty(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(self, name, parameter)
+    def register_empty(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None:
+            param = nn.Parameter(param.to("meta"), param.requires_grad)
+        register(self, name, param)
 
     nn.Module.register_parameter = register_empty  # type: ignore[method-assign]
     try:

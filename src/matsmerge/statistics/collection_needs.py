@@ -15,8 +15,8 @@ from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
 from matsmerge.tasks.task import Encoded
 
-# A second moment is summed up as a full matrix, and is then there as a triangle, too.
-_BYTES_OF_SUM = 12
+# A second moment is summed up as a full matrix; then there is its triangle, and a copy of that.
+_BYTES_OF_SUM = 16
 # What modules give is held for the way back, and gradients come and go beside it.
 _COPIES_WITH_GRADIENTS = 3
 

@@ -29,7 +29,9 @@ class CutModel:
     streamed: StreamedModel
     outline: Outline
     calls: tuple[str, ...]  # modules as they are entered
-    leaders: dict[str, str]  # of modules, the first that receives the same input
+    leaders: dict[
+        str, str
+    ]  # of modules without others in them, the first that receives the same input
     output_bytes: dict[str, int]  # of modules, for the example that was shown
 
     def is_in_block(self, module: str) -> bool:
@@ -97,12 +99,13 @@ def cut(streamed: StreamedModel, run: Callable[[nn.Module], Any]) -> CutModel:
     """Run a model on one example, its weights loaded as they are used, and cut it into blocks."""
     model = streamed.model
     sizes: dict[str, int] = defaultdict(int)
+    leaves = {name for name, module in model.named_modules() if not [*module.children()]}
     received: dict[Any, tuple[str, Tensor]] = {}  # held, so that no memory is used twice
     leaders: dict[str, str] = {}
 
     def enter(name: str, given: Any) -> None:
         tensors = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
-        if tensors:
+        if tensors and name in leaves:
             place = (*place_of(tensors[0]), tensors[0]._version)
             leaders.setdefault(name, received.setdefault(place, (name, tensors[0]))[0])
 
