@@ -104,7 +104,8 @@ class Collection:
             self._shared,
             own_inputs,
         )
-        _check_rank(options, self._subject.maps)
+        if modules is None:
+            _check_rank(options, self._subject.maps)
         self._watches: dict[tuple[bool, ...], Watches] = {}  # by what of a batch is padded
         self._last: Watches | None = None  # of the last batch
         self._lessons: dict[int, Lesson] = {}  # of an interrupted collection, by batch
