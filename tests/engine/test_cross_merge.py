@@ -103,6 +103,18 @@ def test_each_layer_outputs_what_the_models_output(name: str, tmp_path: Path) ->
     assert checked >= 8
 
 
+def test_layers_that_share_an_input_may_be_merged_in_other_ways(bert: Family) -> None:
+    """Queries are taken from one model; what is merged after them is merged on what they give."""
+    kept = {"match": "*.query.*", "method": {"name": "passthrough", "model": "m0"}}
+    found = bert.merge("featcal", init="average", overrides=[kept])
+    checked = 0
+    for weight, at_found, at_start in gradients(Rows(bert, found)):
+        if "query" not in weight:
+            assert at_found < 1e-5 * at_start, weight
+            checked += 1
+    assert checked == 12
+
+
 def test_decoders_see_the_merged_encoder(tmp_path: Path) -> None:
     """But for the embeddings, which are the output layer too and needed before all else."""
     members = family("t5", tmp_path)

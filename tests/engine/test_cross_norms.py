@@ -151,7 +151,7 @@ def test_which_modules_are_norms(module: nn.Module, is_scale: bool) -> None:
     if m is not None:
         x = torch.randn(5, 6, dtype=F64)
         bias = getattr(module, "bias", None)
-        expected = m.weight * m.normalised(x) + (0 if bias is None else bias)
+        expected = m.weight * m.unscaled(x) + (0 if bias is None else bias)
         torch.testing.assert_close(module(x), expected)
 
 

@@ -56,12 +56,13 @@ def count_products(
 
 @pytest.mark.parametrize(
     ("name", "method", "num_passes"),
-    [("bert", "featcal", 2), ("bert", "mats_cross", 3), ("llama", "featcal", 2), ("t5", "featcal", 3)],
+    [("bert", "featcal", 2), ("bert", "mats_cross", 3), ("llama", "featcal", 2), ("t5", "featcal", 3),
+     ("t5", "mats_cross", 3)],
 )  # fmt: skip
 def test_an_example_takes_one_pass_of_its_model_and_one_of_the_merged_one(
     name: str, method: str, num_passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And one for K-FAC's factors, or for embeddings that are the output layer as well.
+    """And one for K-FAC's factors, for embeddings that are the output layer as well, or for both.
 
     Trying out a few examples costs the same however many follow.
     """

@@ -1,5 +1,6 @@
 """Heads matched to the merged model: linear maps of its features that give what their own gave."""
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from torch import Tensor, nn
 from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
     AutoTokenizer,
     BertForSequenceClassification,
     BertForTokenClassification,
@@ -195,6 +198,42 @@ def test_it_is_the_default_of_mats_cross(family: Path, tmp_path: Path) -> None:
     heads = [load_file(m / "heads" / "one.safetensors") for m in (by_default, without)]
     assert torch.equal(heads[1]["classifier.weight"], own["classifier.weight"])
     assert not torch.equal(heads[0]["classifier.weight"], own["classifier.weight"])
+
+
+def test_what_is_not_matched_is_said(family: Path, tmp_path: Path) -> None:
+    """No linear layer, or one that runs more than once: ALBERT's layers are one layer."""
+    heads = ["classifier.*", "*layer.1.output.LayerNorm.weight"]
+    merged = merge(family, tmp_path / "bert", "average", heads=heads, match_heads=True)
+    weight = "bert.encoder.layer.1.output.LayerNorm.weight"
+    assert _not_matched(merged) == [
+        f"{name}: '{weight}' is not matched, since it is not of a linear layer" for name in NAMES
+    ]
+    kept = load_file(merged / "heads" / "one.safetensors")[weight]
+    assert torch.equal(kept, load_file(family / "one" / "model.safetensors")[weight])
+
+    def albert(_: Any) -> Any:
+        sizes = {"hidden_size": 16, "embedding_size": 16, "intermediate_size": 32}
+        return AlbertForSequenceClassification(
+            AlbertConfig(
+                **sizes, vocab_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=2
+            )
+        )
+
+    twice = make_family(tmp_path / "albert", albert)
+    heads = ["classifier.*", "*attention.query.*"]
+    merged = merge(twice, tmp_path / "merged", "average", heads=heads, match_heads=True)
+    query = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.query"
+    assert _not_matched(merged) == [
+        f"{name}: '{query}.{part}' is not matched, since its layer does not run once a pass"
+        for name in NAMES
+        for part in ("bias", "weight")
+    ]
+    assert not _not_matched(merge(family, tmp_path / "all", match_heads=True))
+
+
+def _not_matched(merged: Path) -> list[str]:
+    notes = json.loads((merged / "merge.json").read_text())["notes"]
+    return sorted(note for note in notes if "is not matched" in note)
 
 
 def test_the_command_line(

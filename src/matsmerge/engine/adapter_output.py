@@ -48,6 +48,8 @@ class AdapterOutput:
     layers: Mapping[str, LoraLayer] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     finish: Finish | None = None
+    # What is written, seen as a full model or as vectors: under the names of what is merged.
+    as_merged: Callable[[Checkpoint], Checkpoint] = field(default=lambda written: written)
 
 
 def plan_output(
@@ -105,7 +107,14 @@ def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutp
     written = {n: tensor_name(own, modules) for n, own in names.items()}
     layers = limited(recipe.rank if isinstance(recipe.rank, int) else None, layers)
     content = _lora_content(inputs, alignment, list(layers.values()), names.values())
-    return AdapterOutput(content, layers, written)
+    base, first_adapter = inputs.pretrained, next(iter(inputs.adapters.values()))
+    assert base is not None
+    config = AdapterConfig(first_adapter.config.path, first_adapter.kind, content)
+
+    def as_merged(factors: Checkpoint) -> Checkpoint:
+        return adapted(base, make_adapter(factors, config))
+
+    return AdapterOutput(content, layers, written, as_merged=as_merged)
 
 
 def _own_name(stored: str, model: AdaptedCheckpoint) -> str:

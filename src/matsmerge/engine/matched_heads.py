@@ -39,19 +39,35 @@ class HeadMatching:
 
     models: tuple[AskedModel, ...]
 
-    def check(self) -> None:
-        """Load the models one after the other and encode their data: what is wrong is said now."""
+    def check(self) -> list[str]:
+        """Load the models one after the other and encode their data: what is wrong is said now.
+
+        Returns what will stay as it is.
+        """
         problems: list[str] = []
+        notes: list[str] = []
         for asked in self.models:
             label = asked.model.checkpoint.label
             loaded = asked.load(choose_dtype(None, asked.model.checkpoint))
-            asked.prepare(loaded)
-            if not _head_maps(loaded.model, self._stored(asked, loaded)):
+            (_, examples), *_ = asked.prepare(loaded).batches
+            stored = self._stored(asked, loaded)
+            maps = _head_maps(loaded.model, stored)
+            if not maps:
                 problems.append(
                     f"{label}: match_heads is for linear layers of heads, and none of "
                     f"{', '.join(asked.model.heads)} is one; leave it out"
                 )
+                continue
+            called = _in_order(loaded.model, maps, loaded.task.collate(examples[:2]))
+            modules = {f"{m}.": m in called for m in maps}
+            for name, tensor in stored.items():
+                is_called_once = next((c for m, c in modules.items() if name.startswith(m)), None)
+                if not is_called_once:
+                    no_map = "it is not of a linear layer"
+                    why = no_map if is_called_once is None else "its layer does not run once a pass"
+                    notes.append(f"{asked.model.name}: '{tensor}' is not matched, since {why}")
         DataError.raise_all(problems)
+        return notes
 
     def run(self, folder: Path, progress: Progress) -> None:
         """Replace the heads in a folder that holds the merged model."""

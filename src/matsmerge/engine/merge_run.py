@@ -172,8 +172,9 @@ class _Run:
         """Do all jobs that are not finished; `open_written` reads back what sinks have taken."""
         plan, executor, progress = self.prepared.plan, self.options.executor, self.options.progress
         if self.prepared.prefix is not None:
+            merged = self.prepared.output.as_merged(open_written())
             yield from self.prepared.prefix.run(
-                plan, self.worker, executor, measured, sinks, open_written(), progress, finished
+                plan, self.worker, executor, measured, sinks, merged, progress, finished
             )
             return
         jobs = [job for job in plan.jobs if job.index not in finished]

@@ -17,6 +17,8 @@ from matsmerge.methods.site import Measured
 from matsmerge.progress import Progress
 from matsmerge.statistics.collection_run import Output
 from matsmerge.statistics.held_tensors import Room
+from matsmerge.statistics.kinds import includes
+from matsmerge.statistics.kinds.gram_matrix import GRAM
 from matsmerge.statistics.prefix_model import PrefixModel, Seen
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics_file import open_statistics
@@ -41,6 +43,7 @@ class PrefixMerge:
     matches_outputs: bool  # those of each model's own layers, or what these would make of inputs
     collected: tuple[str, ...]  # kinds of the models' own statistics to collect before all else
     notes: tuple[str, ...]
+    knows_own_inputs: bool = False  # of this very data, from what was collected beforehand
 
     @property
     def num_held_bytes(self) -> int:
@@ -105,7 +108,10 @@ class PrefixMerge:
                         for n, task in enumerate(self.tasks)
                     )
                 evidence = tuple(task.own for task in tasks if task.own is not None)
-                ready = replace(self, tasks=tasks, evidence=evidence, collected=())
+                knows = includes(self.collected, GRAM.name)
+                ready = replace(
+                    self, tasks=tasks, evidence=evidence, collected=(), knows_own_inputs=knows
+                )
                 yield from ready.run(
                     plan, worker, executor, measured, sinks, merged, progress, finished
                 )
@@ -116,6 +122,7 @@ class PrefixMerge:
         own = {n for n, s in sections.items() if self._runs_own(s)}
         own &= advancing | {number for number, _ in left}
         passes = [number for number, _ in left if number in sections] + [*advancing, *own]
+        passes = [n for n in passes if not (sections[n].is_whole and self.knows_own_inputs)]
         num_bytes = (
             task.num_bytes(self._own(sections[number])) for number in passes for task in self.tasks
         )
@@ -197,6 +204,11 @@ class PrefixMerge:
         """A task's statistics of what is merged in a turn."""
         section = self.running.outline.sections[turn[0]]
         are_paired = self._runs_own(section)
+        if section.is_whole and self.knows_own_inputs:
+            own = task.own
+            # In the model of its own, modules may have other names.
+            if own and {*self.groups[turn]} <= {m.module for m in own.statistics.header.maps}:
+                return own
         if not are_paired:
             self.running.put(self._own(section), task.load)
         self.running.put(task.heads, task.load)

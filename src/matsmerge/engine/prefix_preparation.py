@@ -137,7 +137,11 @@ def _load_all(all_asked: Sequence[AskedModel], collected: Sequence[str]) -> _Loa
 def _stored_names(loaded: LoadedModel) -> dict[str, str]:
     """The names of a model's parameters and buffers in its checkpoint."""
     known = {**loaded.names, **loaded.head_names}
-    unknown = [name for name, _ in loaded.model.named_parameters() if name not in known]
+    unknown = [
+        name
+        for name, parameter in loaded.model.named_parameters()
+        if parameter.requires_grad and name not in known
+    ]
     if unknown:
         raise DataError(
             f"{loaded.checkpoint.label}: '{unknown[0]}' is not merged as one tensor (it is made "

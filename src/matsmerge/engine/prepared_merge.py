@@ -134,12 +134,7 @@ def prepare(
     methods = list(dict.fromkeys(rule.method for rule in rules.values()))
     is_along_prefix = any(method.uses_merged_inputs for method in methods)
     if is_along_prefix and inputs.view == "vectors":
-        raise RecipeError(
-            "inputs: merged is about the inputs of linear layers, and (IA)^3 trains none; use "
-            "inputs: own"
-        )
-    if is_along_prefix and inputs.writes_adapter:
-        raise RecipeError("inputs: merged writes full models; choose output: dense")
+        _check_modules(inputs)
     apart = [m for m in (x.without_inputs() for x in methods) if m] if is_along_prefix else methods
     evidence = gather_evidence(
         recipe,
@@ -176,7 +171,8 @@ def prepare(
     inherited, card_notes = inherit_metadata(
         {model.name: model.checkpoint.folder for model in alignment.models}
     )
-    heads = _match_heads(recipe, alignment)
+    heads, kept_heads = _match_heads(recipe, alignment)
+    code += kept_heads
     if heads is not None and recipe.match_heads is None:
         names = dict.fromkeys(n for m in alignment.models for n in m.heads)
         code.append(f"matched to the merged model, on each model's data: {', '.join(names)}")
@@ -212,11 +208,14 @@ def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> 
     return found
 
 
-def _match_heads(recipe: Recipe, alignment: Alignment) -> HeadMatching | None:
-    """The heads to match, checked; nothing where no model has one and it was not asked for."""
+def _match_heads(recipe: Recipe, alignment: Alignment) -> tuple[HeadMatching | None, Sequence[str]]:
+    """The heads to match, checked; nothing where no model has one and it was not asked for.
+
+    Beside it, notes on what of them stays as it is.
+    """
     have_heads = [model for model in alignment.models if model.heads]
     if not recipe.matches_heads or (not have_heads and recipe.match_heads is None):
-        return None
+        return None, ()
     if not have_heads:
         raise RecipeError(
             "match_heads: no model has a head of its own; say which parameters are theirs with "
@@ -224,8 +223,7 @@ def _match_heads(recipe: Recipe, alignment: Alignment) -> HeadMatching | None:
         )
     asked = (one for one in read_data(recipe, alignment) if one.model.heads)
     matching = HeadMatching(tuple(asked))
-    matching.check()
-    return matching
+    return matching, matching.check()
 
 
 def _check_start(recipe: Recipe, inputs: Inputs) -> None:
@@ -236,6 +234,18 @@ def _check_start(recipe: Recipe, inputs: Inputs) -> None:
         f"{where}method {spec.name} needs a base model (base: / --base)"
         for where, spec in recipe.method_specs()
         if spec.at_depth(0).reads_base or spec.parameters.get("model") == "base"
+    )
+
+
+def _check_modules(inputs: Inputs) -> None:
+    """Refuse (IA)^3 adapters of different modules, where one model runs with all their vectors."""
+    (label, first), *others = ((a.label, set(a.modules)) for a in inputs.adapters.values())
+    RecipeError.raise_all(
+        f"{other} and {label} scale different modules, such as '{min(first ^ modules)}'; inputs: "
+        "merged runs everyone's data in one model, so train adapters of the same modules, or use "
+        "inputs: own"
+        for other, modules in others
+        if modules != first
     )
 
 

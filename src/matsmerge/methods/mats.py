@@ -29,7 +29,7 @@ from matsmerge.methods.parts import (
     Stage,
 )
 from matsmerge.methods.site import Grain, MergedSite, Site, Task
-from matsmerge.methods.solvers import ConjugateGradients
+from matsmerge.methods.solvers import ClosedForm, ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
 Inputs = Annotated[
@@ -124,8 +124,11 @@ class Mats(Parts, Method):
     def rounds(self) -> tuple[Stage, ...]:
         """All systems to solve; an init that solves some comes first."""
         before = self.init.rounds if isinstance(self.init, Mats) else ()
-        own = self.stages or (Stage(objective=self.objective, solver=self.solver),)
-        return (*before, *own)
+        return (*before, *self.own_stages)
+
+    @property
+    def own_stages(self) -> tuple[Stage, ...]:
+        return self.stages or (Stage(objective=self.objective, solver=self.solver),)
 
     @property
     def start(self) -> Method:
@@ -206,18 +209,25 @@ class Mats(Parts, Method):
         return self.start.measure(tasks, num_elements)
 
     def for_vectors(self) -> Self:
-        """Exact blocks of the Fisher information for (IA)^3, unless an objective was chosen."""
+        """Exact blocks of the Fisher information for (IA)^3, unless an objective was chosen.
+
+        Along the merged model what a vector scales is matched, feature by feature.
+        """
         changes: dict[str, Any] = {"init": self.init.for_vectors()}
         chosen = "objective" in self.model_fields_set or self.stages
-        if self.chooses_for_adapters and not chosen:
+        if self.inputs == "merged":
+            changes["stages"] = tuple(_for_features(stage) for stage in self.own_stages)
+        elif self.chooses_for_adapters and not chosen:
             changes["objective"] = BlockFisher()
         method = self.model_copy(update=changes)
         for stage in method.rounds:
-            if not stage.objective.for_vectors:
+            is_matched = self.matches_outputs and stage.objective.uses_inputs
+            if not (stage.objective.for_vectors or is_matched):
                 raise RecipeError(
                     f"{stage.objective.name} is about the inputs of linear "
                     "layers, and (IA)^3 trains none: its vectors scale activations elementwise. "
-                    "Use the objective block_fisher, exact for vectors, or fisher"
+                    "Use the objective block_fisher, exact for vectors, or fisher; or match what "
+                    "they scale with mats_cross or featcal"
                 )
             if not stage.solver.for_vectors:
                 raise RecipeError(
@@ -253,6 +263,14 @@ class Mats(Parts, Method):
     def summary(self) -> str:
         stages = (f"{_short(stage.objective)} by {_short(stage.solver)}" for stage in self.rounds)
         return ", then ".join([_short(self.start), *stages])
+
+
+def _for_features(stage: Stage) -> Stage:
+    """A stage whose systems are of single features, between which outputs have no metric."""
+    objective = stage.objective.for_features
+    if objective is stage.objective:
+        return stage
+    return Stage(objective=objective, solver=ClosedForm())
 
 
 def _short(part: Options) -> str:

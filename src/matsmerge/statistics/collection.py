@@ -86,8 +86,8 @@ class Collection:
             found = find_parameters(model, options.parameters)
             names = {name: name for name in found} if names is None else names
             parameters = join_tied({n: owned for n, owned in found.items() if n in names}, names)
-            # What a norm receives says nothing of its scale but beside what another one receives.
-            maps = find_maps(model, parameters, norms=own_inputs is not None)
+            # What is scaled says nothing of its scale but beside what another model scales.
+            maps = find_maps(model, parameters, elementwise=own_inputs is not None)
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         dtype = reduce(torch.promote_types, dtypes, torch.float32)
         sets = [MAIN, HELD_OUT] if options.held_out else [MAIN]

@@ -38,7 +38,7 @@ class Coverage:
                 yield Map(
                     module=m.name,
                     layout=m.layout,
-                    weight=names[self._held[m.name, "weight"]],
+                    weight=names[self._held[m.name, m.attribute]],
                     bias=names.get(self._held.get((m.name, "bias"), "")),
                     inputs=self.subject.shared.leaders[m.name] if has_inputs else None,
                     outputs=has_outputs,
@@ -85,12 +85,12 @@ class Coverage:
         return name in self._having[kind.name]
 
     def _covered_by_maps(self, kind: Statistic[Any]) -> set[str]:
-        attributes = ("weight", "bias") if self.subject.options.bias else ("weight",)
+        others = ("bias",) if self.subject.options.bias else ()
         return {
             self._held[m.name, attribute]
             for m in self.subject.maps
             if all(self._has(m, part) for part in kind.parts)
-            for attribute in attributes
+            for attribute in (m.attribute, *others)
             if (m.name, attribute) in self._held
         }
 
@@ -98,7 +98,7 @@ class Coverage:
         routed = [m for m in self.subject.maps if m.routing and m.name in owned.modules]
         if routed and not any(self._has(m, part) for m in routed for part in kind.parts):
             return UNROUTED
-        maps = [m for m in self.subject.maps if (m.name, "weight") in owned.owners]
+        maps = [m for m in self.subject.maps if (m.name, m.attribute) in owned.owners]
         if not maps:
             return "not the weight of a linear map"
         refused = [part.refuses(m) for m in maps for part in kind.parts]

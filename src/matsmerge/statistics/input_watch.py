@@ -132,9 +132,9 @@ class InputWatch:
                 by_group = rows if rows.ndim == 3 else rows.transpose(0, 1)
                 yield by_group.flatten(-3, -2), None
             return
-        if m.layout == "norm":
+        if m.is_elementwise:
             real = self.current.masks.real_rows(x.shape[:-1], m.name)
-            rows = m.normalised(x).flatten(0, -2)
+            rows = m.unscaled(x).flatten(0, -2)
             rows = rows if real is None else rows[real.to(rows.device)]
             yield rows.mT.unsqueeze(-1), None  # (features, rows, 1)
             return

@@ -1,14 +1,15 @@
 """Modules seen as linear maps: rows of inputs, a weight, rows of outputs.
 
 A convolution is a linear map of the patches it slides over; an embedding is one of one-hot
-inputs; the scale of a norm is one of a single input for each feature, that which is normalised. Z
-stands for input rows, O for gradients at output rows.
+inputs; the scale of a norm is one of a single input for each feature, that which is normalised, and
+so is a vector of (IA)^3, whose inputs are what it scales. Z stands for input rows, O for gradients
+at output rows.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,13 +17,14 @@ from torch.nn import functional as F  # noqa: N812
 
 from matsmerge.models.experts import ExpertLinear, Routing
 
-Layout = Literal["linear", "conv1d", "conv2d", "embedding", "norm"]
+Layout = Literal["linear", "conv1d", "conv2d", "embedding", "norm", "scale"]
 _PIECE_ELEMENTS = 1 << 24  # of unfolded patches at once
+_VECTORS = "ia3_l."  # where PEFT keeps vectors of (IA)^3, by the adapter's name
 
 
 @dataclass(frozen=True)
 class LinearMap:
-    """One module as a linear map; `num_groups` blocks map apart, of a norm all features."""
+    """One module as a linear map; `num_groups` blocks map apart, where elementwise all features."""
 
     name: str  # of the module
     module: nn.Module
@@ -30,13 +32,27 @@ class LinearMap:
     routing: Routing | None = None  # of an expert's maps, which receive some of the tokens only
 
     @property
+    def is_elementwise(self) -> bool:
+        """Is every feature scaled by itself?"""
+        return self.layout in ("norm", "scale")
+
+    @property
+    def attribute(self) -> str:
+        """What the module calls its weight."""
+        if self.layout != "scale":
+            return "weight"
+        return next(name for name, _ in self.module.named_parameters() if name.startswith(_VECTORS))
+
+    @property
     def num_groups(self) -> int:
-        if self.layout == "norm":
-            return len(self.weight)
+        if self.is_elementwise:
+            return self.weight.numel()
         return int(self.module.groups) if isinstance(self.module, nn.Conv2d) else 1
 
     @property
     def weight(self) -> Tensor:
+        if self.layout == "scale":
+            return self.module.get_parameter(self.attribute)
         weight = self.module.weight
         assert isinstance(weight, Tensor)
         return weight
@@ -44,7 +60,7 @@ class LinearMap:
     @property
     def num_inputs(self) -> int:  # of each group
         weight = self.weight
-        if self.layout == "norm":
+        if self.is_elementwise:
             return 1
         if self.layout == "conv2d":
             return weight[0].numel()
@@ -53,7 +69,9 @@ class LinearMap:
     @property
     def num_outputs(self) -> int:  # of each group
         weight = self.weight
-        if self.layout in ("linear", "conv2d", "norm"):
+        if self.is_elementwise:
+            return 1
+        if self.layout in ("linear", "conv2d"):
             return int(weight.shape[0]) // self.num_groups
         return int(weight.shape[1])
 
@@ -88,10 +106,18 @@ class LinearMap:
         for piece in x.split(num):
             yield self.input_rows(piece)
 
-    def normalised(self, x: Tensor) -> Tensor:
-        """What a norm makes of an input before it is scaled and shifted."""
-        with _as_if_new(self.module):
-            found = type(self.module).forward(self.module, x)
+    def unscaled(self, x: Tensor) -> Tensor:
+        """What an elementwise map makes of an input before it is scaled and shifted."""
+        module: Any = self.module
+        if self.layout == "scale":
+            if module.is_feedforward:
+                return x
+            # Not by calling it: while blocks are replayed, it may give what it gave before.
+            module = module.base_layer
+            found = type(module).forward(module, x)
+        else:
+            with _as_if_new(module):
+                found = type(module).forward(module, x)
         assert isinstance(found, Tensor)
         return found
 
@@ -127,13 +153,20 @@ def find_norm(name: str, module: nn.Module) -> LinearMap | None:
     try:
         with torch.no_grad():
             found = type(module).forward(module, x.to(weight.dtype))
-            expected = weight * m.normalised(x.to(weight.dtype))
+            expected = weight * m.unscaled(x.to(weight.dtype))
     except (RuntimeError, TypeError, ValueError):  # it is about other dimensions
         return None
     expected = expected + own["bias"] if "bias" in own else expected
     precision = 10 * torch.finfo(weight.dtype).eps
     is_scale = torch.allclose(found.double(), expected.double(), precision, precision)
     return m if is_scale else None
+
+
+def find_scale(name: str, module: nn.Module) -> LinearMap | None:
+    """A linear layer with a vector of (IA)^3 as linear maps; PEFT's, which is not imported."""
+    cls = type(module)
+    is_scaled = cls.__module__ == "peft.tuners.ia3.layer" and cls.__name__ == "Linear"
+    return LinearMap(name, module, "scale") if is_scaled else None
 
 
 @contextmanager

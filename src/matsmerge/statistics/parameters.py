@@ -9,7 +9,7 @@ from torch import nn
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.models.experts import RoutedExperts, Routing
-from matsmerge.statistics.linear_maps import LinearMap, find_linear_map, find_norm
+from matsmerge.statistics.linear_maps import LinearMap, find_linear_map, find_norm, find_scale
 
 
 @dataclass(frozen=True)
@@ -91,21 +91,25 @@ def _user(model: nn.Module, module: str, attribute: str) -> tuple[str, str]:
 
 
 def find_maps(
-    model: nn.Module, parameters: Mapping[str, Owned], *, norms: bool = False
+    model: nn.Module, parameters: Mapping[str, Owned], *, elementwise: bool = False
 ) -> list[LinearMap]:
-    """The linear maps whose weight is among these parameters, and perhaps `norms` among them."""
-    weights = {m for owned in parameters.values() for m, a in owned.owners if a == "weight"}
-    modules = [(name, m) for name, m in model.named_modules() if name in weights]
-    found = (
-        find_linear_map(name, m) or (find_norm(name, m) if norms else None) for name, m in modules
-    )
+    """The linear maps whose weight is among these parameters; `elementwise` ones only if wanted."""
+    owners = {owner for owned in parameters.values() for owner in owned.owners}
+    modules = {module for module, _ in owners}
+    kinds = (find_linear_map, find_norm, find_scale) if elementwise else (find_linear_map,)
+    named = [(name, m) for name, m in model.named_modules() if name in modules]
+    found = (next(filter(None, (find(name, m) for find in kinds)), None) for name, m in named)
     routing = {
         f"{name}.{expert}": own
         for name, m in model.named_modules()
         if isinstance(m, RoutedExperts)
         for expert, own in m.routing.items()
     }
-    return [replace(m, routing=_routing_of(m.name, routing)) for m in found if m is not None]
+    return [
+        replace(m, routing=_routing_of(m.name, routing))
+        for m in found
+        if m is not None and (m.name, m.attribute) in owners
+    ]
 
 
 def _routing_of(name: str, routing: Mapping[str, Routing]) -> Routing | None:

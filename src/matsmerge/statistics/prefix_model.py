@@ -57,7 +57,7 @@ class PrefixModel:
         self._passes = PartialPasses(model, self.outline, self._find_finished(data))
         self._tensors = self._passes.tensors
         parameters = find_parameters(model, ["*"])
-        self._maps = {m.name: m for m in find_maps(model, parameters, norms=True)}
+        self._maps = {m.name: m for m in find_maps(model, parameters, elementwise=True)}
         self.notes: list[str] = []  # what the user should know of how statistics are collected
 
     def _find_finished(self, data: TaskData) -> FinishedModules:
@@ -121,11 +121,18 @@ class PrefixModel:
         that several sections use are needed before it is known what they will receive in the
         merged model; theirs is what they receive in the model as it is.
         """
+        of_group = tuple(f"{module}." for module in group)
         wanted = {
             name: names[name]
             for name in section.tensors
-            if name in names and (not group or name.rpartition(".")[0] in group)
+            if name in names and (not group or name.startswith(of_group))
         }
+        if unsettled is not None:
+            # What maps of the group give while a pass ends with them is not what they will give.
+            unsettled = {
+                *unsettled,
+                *(name for name in section.tensors if name.startswith(of_group)),
+            }
         own = data.own_inputs if are_paired else None
         if are_paired:
             options = options.model_copy(update={"statistics": (GRAM.name, PAIRS.name)})

@@ -46,7 +46,7 @@ class _Part(BaseModel):
 class Map(_Part):
     """A linear map of the model: `linear` W z, `conv1d` zᵀ W, `conv2d` of patches, `embedding`.
 
-    The `norm` of features is one of a single input for each of them.
+    A `norm` and a `scale`, of (IA)^3, are of a single input for each feature.
     """
 
     module: str

@@ -204,10 +204,13 @@ def _shape_of(
     shape = subject.shape
     key = f"inputs/{maps[0][0].inputs}"
     first = subject.evidence[0].statistics.arrays.specs[f"{MAIN}/{key}"]
-    is_grouped = layout in ("conv2d", "norm") and len(first.shape) == 2
+    is_elementwise = layout in ("norm", "scale")
+    is_grouped = (layout == "conv2d" or is_elementwise) and len(first.shape) == 2
     has_groups = is_grouped and not subject.evidence[0].has_sketch(key)
     num_groups = first.shape[0] if has_groups else 1
-    if layout in ("conv1d", "embedding"):
+    if is_elementwise:
+        num_inputs = num_outputs = 1
+    elif layout in ("conv1d", "embedding"):
         num_inputs, num_outputs = shape
     else:
         num_outputs, num_inputs = shape[0] // num_groups, math.prod(shape[1:])

@@ -44,6 +44,10 @@ class Kfac(Gram):
     def _is_covered(self, m: Map) -> bool:
         return super()._is_covered(m) and (m.outputs or m.layout == "norm")
 
+    @property
+    def for_features(self) -> Gram:
+        return Gram(**{option: getattr(self, option) for option in Gram.model_fields})
+
     def operator(self, found: Found, part: Part) -> Operator:
         assert part.evidence is not None
         statistics = part.evidence.statistics

@@ -18,7 +18,7 @@ from matsmerge.linalg.system import System
 from matsmerge.methods.options import Options
 from matsmerge.statistics.statistics import MAIN, Map, Statistics
 
-Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding", "norm"]
+Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding", "norm", "scale"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class View:
             return values.reshape(1, -1)
         if self.seen in ("conv1d", "embedding"):
             return values.mT
-        if self.seen == "norm":
+        if self.seen in ("norm", "scale"):
             return values.view(-1, 1, 1) if self.num_groups > 1 else values.view(1, 1)
         if self.seen == "conv2d":
             flat = values.flatten(1)
@@ -156,6 +156,11 @@ class Objective(Options, ABC):
     @abstractmethod
     def operator(self, found: Found, part: Part) -> Operator:
         """A model's covariance."""
+
+    @property
+    def for_features(self) -> "Objective":
+        """The same where every feature is scaled by itself, and outputs have no metric."""
+        return self
 
     @property
     def merges_norms(self) -> bool:
