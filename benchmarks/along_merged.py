@@ -9,6 +9,8 @@ relative to one forward pass of each model over its data, which is timed in the 
 same batches. Memory is that of the merge's process (proportional set size, looked at ten times a
 second), the interpreter included. Of a model that is run with fewer blocks, the weights of the
 others are added for what all of T5-Large takes: nothing else that is in memory grows with depth.
+What it is good for is printed beside: how often the merged model's likeliest token is that of the
+model whose data it sees, and how often that of the models' average is.
 """
 
 import argparse
@@ -124,13 +126,30 @@ class Products:
         return self.num - before
 
 
-def run_forward(folder: Path, number: int) -> None:
-    """A model once over its data, and nothing else."""
-    loaded = load_model(folder / f"m{number}", need_targets=False)
+def run_forward(folder: Path, number: int, model: str = "") -> Tensor:
+    """A model, or another, once over its data, and nothing else: its likeliest tokens."""
+    loaded = load_model(folder / (model or f"m{number}"), need_targets=False)
     examples = encode_all(loaded.task, read_data(folder / f"d{number}.jsonl"))
+    said = []
     with torch.no_grad():
         for at in range(0, len(examples), BATCH):
-            loaded.model(**loaded.task.collate(examples[at : at + BATCH]).inputs)
+            logits = loaded.model(**loaded.task.collate(examples[at : at + BATCH]).inputs).logits
+            said.append(logits.argmax(-1).flatten())
+    return torch.cat(said)
+
+
+def compare(folder: Path, numbers: range) -> dict[str, float]:
+    """The share of tokens that merged models say as each model does on its own data."""
+    names = [str(folder / f"m{n}") for n in numbers]
+    averaged = prepare(make_recipe({"models": names, "method": "average"}))
+    merge_to_folder(averaged, folder / "average")
+    shares: dict[str, float] = dict.fromkeys(("average", "merged"), 0.0)
+    for number in numbers:
+        own = run_forward(folder, number)
+        for name in shares:
+            same = run_forward(folder, number, name) == own
+            shares[name] += float(same.float().mean()) / len(numbers)
+    return shares
 
 
 def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -144,6 +163,8 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         for number in numbers:
             run_forward(folder, number)
         return {"seconds": time.perf_counter() - begin, "products": products.num}
+    if arguments.child == "compare":
+        return compare(folder, numbers)
     phases = Phases()
     data = [{"path": str(folder / f"d{n}.jsonl"), "batch_size": BATCH} for n in numbers]
     recipe = {
@@ -191,7 +212,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=32, help="words of an example")
     parser.add_argument("--max-memory", default="5GB")
     parser.add_argument("--folder", type=Path, help="where models are made, and then deleted")
-    parser.add_argument("--child", choices=["forward", "merge"], help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=["forward", "merge", "compare"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
         print(json.dumps(measure(arguments.folder, arguments)))
@@ -204,6 +225,7 @@ def main() -> None:
         make_inputs(folder, size, arguments)
         plain, plain_bytes = watch(folder, "forward")
         found, most = watch(folder, "merge")
+        shares, _ = watch(folder, "compare")
     print(f"{arguments.models} models, {2 * size.num_layers} blocks {size.width} wide, "
           f"{arguments.examples} examples each, {arguments.method}")  # fmt: skip
     for name, seconds in found["phases"].items():
@@ -213,6 +235,9 @@ def main() -> None:
     few = found["preparing"] / plain["products"]
     print(
         f"passes                      {passes:8.2f} (goal {GOAL_PASSES}), trying it out {few:.2f}"
+    )
+    print(
+        f"says what the models say    {shares['merged']:8.1%} (their average {shares['average']:.1%})"
     )
     print(f"memory of a forward pass    {format_bytes(plain_bytes)}")
     print(f"peak memory                 {format_bytes(most)}")

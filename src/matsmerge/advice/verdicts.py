@@ -4,7 +4,6 @@ The thresholds were set by models of our suites, fine-tuned from all-MiniLM-L6-v
 vision transformer; docs/advise.md has what was measured there.
 """
 
-import math
 from collections.abc import Collection, Iterator, Mapping
 from statistics import median
 
@@ -12,12 +11,11 @@ from matsmerge.advice.advice import Finding
 from matsmerge.advice.answers import Answers
 from matsmerge.advice.own_layers import UNRELATED_COSINE
 from matsmerge.advice.task_vectors import TaskVectors
+from matsmerge.statistics.marks import is_clearly_better
 
 # Of what is possible. Models fine-tuned on 100 tweets, which answer "positive" to most others, had
 # 0.03 and 0.07; of those that learnt their task the lowest, right in 42 % of 30 classes, had 0.37.
 POOR_VARIETY = 0.1
-# Standard errors by which a model that learnt something is better than always the same answer.
-CLEARLY_BETTER = 2.0
 # Task vectors are added up: one that is three times as long decides the direction of the sum.
 LARGE_NORM = 3.0
 # Fisher information differs between models by small factors in any case.
@@ -42,8 +40,7 @@ def is_poor(answers: Answers) -> bool:
         return True
     if answers.accuracy is None or answers.majority is None:
         return False
-    error = math.sqrt(answers.majority * (1 - answers.majority) / answers.num_examples)
-    return answers.accuracy < answers.majority + CLEARLY_BETTER * error
+    return not is_clearly_better(answers.accuracy, answers.majority, answers.num_examples)
 
 
 def large_norms(vectors: TaskVectors, poor: Collection[str] = ()) -> dict[str, float]:

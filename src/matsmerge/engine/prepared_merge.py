@@ -27,6 +27,7 @@ from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.problems import counted, listed
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
+from matsmerge.statistics.statistics import MAIN
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ def prepare(
     if heads is not None and recipe.match_heads is None:
         names = dict.fromkeys(n for m in alignment.models for n in m.heads)
         code.append(f"matched to the merged model, on each model's data: {', '.join(names)}")
+    code += _poor_models(recipe, evidence)
     along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
     along += _unused_notes(plan, alignment, evidence)
     return PreparedMerge(
@@ -303,6 +305,21 @@ def _unused_notes(plan: Plan, alignment: Alignment, evidence: Sequence[Evidence]
                 f"merged by {' or '.join(used)}, since no token of {model.name}'s data was routed "
                 f"to them ({counted(list(experts), 'expert')}): {listed(list(experts), 12)}"
             )
+
+
+def _poor_models(recipe: Recipe, evidence: Sequence[Evidence]) -> list[str]:
+    """Which models did not learn their tasks, as far as labels beside statistics show it."""
+    found = []
+    for entry, one in zip(recipe.models, evidence, strict=False):  # there may be no statistics
+        marks = one.statistics.header.sets[MAIN].marks
+        if marks is not None and marks.is_poor:
+            found.append(
+                f"{entry.name} is a poor model: of the {marks.num} examples its statistics are of "
+                f"it gets {marks.accuracy:.0%} right, where always the commonest label would be in "
+                f"{marks.majority:.0%}. A merge that matches it closely repeats its mistakes; "
+                "`mats advise` says how much weight to give it, or which other method to use"
+            )
+    return found
 
 
 def _taken_from_one(recipe: Recipe, name: str) -> bool:

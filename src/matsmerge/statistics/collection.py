@@ -298,7 +298,8 @@ class Collection:
             sketching = Sketching(rank=rank, num_directions=rank + OVERSAMPLING)
             header = header.model_copy(update={"sketching": sketching})
         sets = {of: (t.num_examples, t.summed(names)) for of, t in self.totals.items()}
-        result = statistics_of(header, sets)
+        marks = {of: t.marks if t.marks.num else None for of, t in self.totals.items()}
+        result = statistics_of(header, sets, marks)
         _check_finite((name, result.arrays[name]) for name in result.arrays.specs)
         return result
 

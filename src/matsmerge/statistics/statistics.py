@@ -30,6 +30,7 @@ from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.sketch_sum import factored
 from matsmerge.statistics.kinds.statistic import Form, Statistic, Stored
 from matsmerge.statistics.linear_maps import Layout
+from matsmerge.statistics.marks import Marks
 
 FORMAT_VERSION = 1
 
@@ -62,6 +63,7 @@ class Set(_Part):
 
     num_examples: Count
     num_rows: dict[str, Count]  # of each `inputs/…`
+    marks: Marks | None = None  # of a classifier, where examples have labels
 
 
 class Origin(_Part):
@@ -256,7 +258,11 @@ class Summed:
     sums: Mapping[str, Stored]
 
 
-def statistics_of(header: Header, sets: Mapping[str, tuple[int, Iterable[Summed]]]) -> Statistics:
+def statistics_of(
+    header: Header,
+    sets: Mapping[str, tuple[int, Iterable[Summed]]],
+    marks: Mapping[str, Marks | None],
+) -> Statistics:
     """Means of the sums of each set, which comes with its number of examples.
 
     The header says all that the sums do not; `sketching` is left out where there are no sketches.
@@ -278,7 +284,7 @@ def statistics_of(header: Header, sets: Mapping[str, tuple[int, Iterable[Summed]
                     mean = factored(mean, header.sketching.seed)
                 arrays[key] = mean
                 forms[key] = form
-        described[of] = Set(num_examples=num_examples, num_rows=num_rows)
+        described[of] = Set(num_examples=num_examples, num_rows=num_rows, marks=marks.get(of))
     changes: dict[str, Any] = {"sets": described, "forms": forms}
     if "sketch" not in forms.values():
         changes["sketching"] = None

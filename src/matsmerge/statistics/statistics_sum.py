@@ -3,6 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any
 
 from matsmerge.errors import StatisticsError
@@ -58,17 +60,19 @@ class _Place:
 def add_up(parts: list[Statistics]) -> Statistics:
     """`combine` for parts that are known to belong together."""
     leaders = _common_leaders([part.header.maps for part in parts])
-    sets = {}
+    sets, marks = {}, {}
     for of in dict.fromkeys(of for part in parts for of in part.header.sets):
         having = [part for part in parts if of in part.header.sets]
         num_examples = sum(part.header.sets[of].num_examples for part in having)
         sets[of] = num_examples, _summed(having, of, leaders)
+        own = [part.header.sets[of].marks for part in having]
+        marks[of] = reduce(add, filter(None, own)) if any(own) else None
     changes = {
         "data": tuple(dict.fromkeys(origin for part in parts for origin in part.header.data)),
         "maps": _maps(parts, leaders),
         "without": _without([part.header for part in parts]),
     }
-    return statistics_of(parts[0].header.model_copy(update=changes), sets)
+    return statistics_of(parts[0].header.model_copy(update=changes), sets, marks)
 
 
 def _summed(parts: list[Statistics], of: str, leaders: dict[str, str]) -> Iterator[Summed]:

@@ -19,6 +19,7 @@ from matsmerge.statistics.kinds.statistic import (
     Sum,
 )
 from matsmerge.statistics.linear_maps import LinearMap
+from matsmerge.statistics.marks import Marks
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.statistics import Count, Summed
 
@@ -33,6 +34,7 @@ class SetState(State):
     """What there is of one set, in the order in which it came up."""
 
     num_examples: Count
+    marks: Marks = Marks()
     sums: dict[str, dict[str, Count]]  # the number of rows, by statistic and map or parameter
 
 
@@ -42,6 +44,7 @@ class Totals:
 
     dtype: torch.dtype
     num_examples: int = 0
+    marks: Marks = field(default_factory=Marks)
     is_trial: bool = False  # only to be compared: no second moment is held as a matrix
     rank: int | None = None  # of sketches, where second moments are kept as such
     # By the statistic's name, and that of the map or parameter (or of the first of several maps
@@ -89,7 +92,7 @@ class Totals:
         rows = {
             kind: {name: s.num_rows for name, s in own.items()} for kind, own in self.sums.items()
         }
-        return SetState(num_examples=self.num_examples, sums=rows)
+        return SetState(num_examples=self.num_examples, marks=self.marks, sums=rows)
 
     def parts(self) -> Iterator[tuple[str, Tensor]]:
         """The sums exactly as they are, as arrays named STATISTIC/PART/NAME.
@@ -116,7 +119,7 @@ class Totals:
             if full.count("/") >= 2:
                 kind_name, part, name = full.split("/", 2)
                 parts[kind_name, name][part] = values
-        self.num_examples = state.num_examples
+        self.num_examples, self.marks = state.num_examples, state.marks
         for kind_name, rows in state.sums.items():
             kind = KINDS.get(kind_name)
             if kind is None:
