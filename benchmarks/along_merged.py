@@ -236,9 +236,8 @@ def main() -> None:
     print(
         f"passes                      {passes:8.2f} (goal {GOAL_PASSES}), trying it out {few:.2f}"
     )
-    print(
-        f"says what the models say    {shares['merged']:8.1%} (their average {shares['average']:.1%})"
-    )
+    merged, average = shares["merged"], shares["average"]
+    print(f"says what the models say    {merged:8.1%} (their average {average:.1%})")
     print(f"memory of a forward pass    {format_bytes(plain_bytes)}")
     print(f"peak memory                 {format_bytes(most)}")
     if size.width == LARGE.width:

@@ -113,7 +113,7 @@ def test_vectors_scale_to_what_each_model_has(name: str, method: str, tmp_path: 
     seen = [adapters.scaled(found, m) for m in range(2)]
     assert set(seen[0]) == set(found)
     for vector, value in found.items():
-        start = sum(v[vector] for v in vectors) / 2
+        start = torch.stack([v[vector] for v in vectors]).mean(0)
         above, below = torch.zeros(value.numel(), dtype=F64), torch.zeros(value.numel(), dtype=F64)
         for own, (n, n_own) in zip(vectors, (s[vector] for s in seen), strict=True):
             size = n.square().mean(0).sum()
