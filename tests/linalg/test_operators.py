@@ -99,18 +99,17 @@ class Draw:
                 dense = torch.kron(outputs.double(), torch.diag(inputs.double()))
                 return Kronecker(outputs, inputs), dense
             case "truncated":
-                outputs, inputs = self.truncated(num_out), self.truncated(num_in)
-                dense = 0.3 * torch.kron(outputs.dense(), inputs.dense())
-                return TruncatedProduct(outputs, inputs, 0.3), dense
+                o, g = self.truncated(num_out), self.truncated(num_in)
+                return TruncatedProduct(o, g, 0.3), 0.3 * torch.kron(o.dense(), g.dense())
             case "truncated inputs alone":
-                whole, inputs = self.factor(num_out), self.truncated(num_in)
-                return TruncatedProduct(whole, inputs), torch.kron(whole.double(), inputs.dense())
+                whole, g = self.factor(num_out), self.truncated(num_in)
+                return TruncatedProduct(whole, g), torch.kron(whole.double(), g.dense())
             case "truncated outputs alone":
-                outputs, whole = self.truncated(num_out), self.factor(num_in)
-                return TruncatedProduct(outputs, whole), torch.kron(outputs.dense(), whole.double())
+                o, whole = self.truncated(num_out), self.factor(num_in)
+                return TruncatedProduct(o, whole), torch.kron(o.dense(), whole.double())
             case "truncated gram":
-                inputs = self.truncated(num_in)
-                return TruncatedProduct(isotropic(num_out), inputs), torch.kron(eye, inputs.dense())
+                g = self.truncated(num_in)
+                return TruncatedProduct(isotropic(num_out), g), torch.kron(eye, g.dense())
         raise AssertionError(kind)
 
 

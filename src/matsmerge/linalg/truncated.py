@@ -6,6 +6,7 @@ What is outside of the subspace is taken to be the same in every direction, so t
 kept: g = (trace - sum s) / (d - r). No matrix (d, d) is held.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -47,7 +48,8 @@ class Truncated:
     @property
     def norm(self) -> float:
         """The Frobenius norm."""
-        return float(self.values.square().sum() + self.rest**2 * (self.dim - self.rank)) ** 0.5
+        outside = self.rest * (self.dim - self.rank) ** 0.5
+        return math.hypot(float(self.values.norm()), outside)
 
     @property
     def is_singular(self) -> bool:
