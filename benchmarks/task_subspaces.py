@@ -131,7 +131,8 @@ def main() -> None:
     for name in arguments.layers:
         print(f"== {name}, 8 models", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            layer = make_layer(*map(int, name.split("x")), NUM_SAMPLES)
+            num_out, num_in = map(int, name.split("x"))
+            layer = make_layer(num_out, num_in, NUM_SAMPLES)
             paths = write_files(layer, arguments.ranks, Path(folder))
             del layer
             found = [run(path) for path in paths]

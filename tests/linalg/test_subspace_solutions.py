@@ -30,7 +30,8 @@ def moment(d: int, generator: torch.Generator) -> Tensor:
     rows = torch.randn(4 * d, d, dtype=F64, generator=generator)
     rows *= torch.arange(1, d + 1) ** -0.5
     turn = torch.linalg.qr(torch.randn(d, d, dtype=F64, generator=generator)).Q
-    return turn @ (rows.mT @ rows / (4 * d)) @ turn.mT
+    turned: Tensor = turn @ (rows.mT @ rows / (4 * d)) @ turn.mT
+    return turned
 
 
 def make_terms(

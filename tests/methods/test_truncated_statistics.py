@@ -137,7 +137,7 @@ def test_all_directions_in_closed_form_and_on_the_way() -> None:
                 statistics=statistics[:2],
                 force=True,
                 objective="kfac",
-                **parameters,  # type: ignore[arg-type]
+                **parameters,
             )
             for statistics in (WHOLE, truncating(99, 99, 99))
         )
@@ -266,7 +266,8 @@ def test_only_outputs_are_truncated_where_inputs_are_the_merged_model_s() -> Non
 
         def pairs(self, module: str, of: str = MAIN, *, bias: bool = False) -> Tensor | None:
             gram = self.gram(module, of, bias=bias)
-            return torch.block_diag(gram, 0.1 * gram)
+            both: Tensor = torch.block_diag(gram, 0.1 * gram)
+            return both
 
     one = WithPairs(WHOLE[0].header, WHOLE[0].arrays, 2)
     evidence = Evidence("one", one, {"first.weight": "first.weight"})
@@ -290,7 +291,7 @@ def sketched(num_inputs: int, num_outputs: int, num: int, *, mean: bool) -> Stat
     """The header of a linear layer's sketches, with shapes alone."""
     header = WHOLE[0].header
     maps = tuple(m for m in header.maps if m.module == "first")
-    shapes = {
+    shapes: dict[str, tuple[int, ...]] = {
         "main/inputs/first": (num_inputs + mean, num + 1),
         "main/outputs/first": (num_outputs, num + 1),
     }
@@ -324,8 +325,15 @@ def test_shapes_of_sketches(mean: bool) -> None:
 def test_memory_goes_with_the_rank() -> None:
     stage = Stage(objective=Kfac(), solver=ConjugateGradients(preconditioner="kronecker"))
 
-    def peak(stage: Stage, **ranks: int) -> int:
-        found = Found(View("linear"), 2816, 1024, is_dense=True, **ranks)
+    def peak(stage: Stage, input_rank: int | None = None, output_rank: int | None = None) -> int:
+        found = Found(
+            View("linear"),
+            2816,
+            1024,
+            is_dense=True,
+            input_rank=input_rank,
+            output_rank=output_rank,
+        )
         return Round("w", 0, True, stage, found).peak_bytes(8, 0)
 
     weights = 12 * 8 * 2816 * 1024
