@@ -22,7 +22,7 @@ def moment(eigenvalues: Tensor, seed: int = 0) -> Tensor:
     """A matrix of these eigenvalues."""
     generator = torch.Generator().manual_seed(seed)
     square = torch.randn(len(eigenvalues), len(eigenvalues), generator=generator).double()
-    q = torch.linalg.qr(square).Q
+    q: Tensor = torch.linalg.qr(square).Q
     return (q * eigenvalues.double()) @ q.mT
 
 

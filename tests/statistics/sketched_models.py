@@ -29,7 +29,8 @@ class Model(nn.Module):
         z = self.tokens(x).mean(1) + 0.5
         z = torch.tanh(self.first(z)) * self.second(z)
         images = self.conv(z.view(-1, 4, 4, 4)).mean((2, 3))
-        return self.head(torch.tanh(self.narrow(z)) + images.repeat(1, 2))
+        found: Tensor = self.head(torch.tanh(self.narrow(z)) + images.repeat(1, 2))
+        return found
 
 
 def make_model() -> nn.Module:

@@ -79,7 +79,8 @@ def factor(sketch: Tensor, seed: int = SEED) -> Tensor:  # (d, k) -> (d, k)
         shift = 4 * shift if failed else shift
     b = torch.linalg.solve_triangular(lower, y_shifted.mT, upper=False).mT
     vectors, lengths, _ = torch.linalg.svd(b, full_matrices=False)
-    return vectors * (lengths.square() - shift).clamp(min=0).sqrt()
+    columns: Tensor = vectors * (lengths.square() - shift).clamp(min=0).sqrt()
+    return columns
 
 
 def sketch_of_factor(b: Tensor, num: int | None = None, seed: int = SEED) -> Tensor:
