@@ -75,7 +75,8 @@ def test_the_sketch_of_a_sum_is_the_sum_of_sketches_bit_for_bit() -> None:
     # And of any rows, a batch at a time.
     rows, others = torch.randn(2, 33, 50, generator=generator, dtype=torch.float64)
     one, other, both = (SketchSum(50, NUM, torch.float64, keeps_mean=False) for _ in range(3))
-    one.add(rows), other.add(others), both.add(rows), both.add(others)
+    for total, some in ((one, rows), (other, others), (both, rows), (both, others)):
+        total.add(some)
     assert torch.equal(sketch_of(one) + sketch_of(other), sketch_of(both))
 
 
