@@ -236,13 +236,12 @@ def test_limits_of_memory(tmp_path: Path) -> None:
     one = case("llama", tmp_path, "kfac")
     needs = one.blocks().needs
     assert 0 < needs.by_blocks < needs.whole
-    empty = {"device_map": EMPTY}
-    assert prepare_within(one.prepared(**empty), needs.whole) is None
-    within = prepare_within(one.prepared(**empty), needs.whole - 1)
+    assert prepare_within(one.prepared(device_map=EMPTY), needs.whole) is None
+    within = prepare_within(one.prepared(device_map=EMPTY), needs.whole - 1)
     assert within is not None
     assert within.max_bytes == needs.whole - 1
     with pytest.raises(ResourceError, match="block by block at least .* --max-memory allows"):
-        prepare_within(one.prepared(**empty), needs.by_blocks - 1)
+        prepare_within(one.prepared(device_map=EMPTY), needs.by_blocks - 1)
 
 
 def test_full_disks_are_seen_before_work_starts(

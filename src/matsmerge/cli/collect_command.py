@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from matsmerge.byte_sizes import format_bytes, parse_bytes
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
+from matsmerge.cli.needs_display import describe_needs, show_needs
 from matsmerge.cli.shared_options import Batches, Resuming, parse_pairs
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
@@ -14,7 +15,6 @@ from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 if TYPE_CHECKING:
     from matsmerge.data.rows import Data
     from matsmerge.statistics.kinds.statistic import Form
-    from matsmerge.statistics.prepared_blocks import PreparedBlocks
     from matsmerge.statistics.prepared_collection import PreparedCollection
     from matsmerge.statistics.statistics import Statistics
     from matsmerge.tasks.task_file import TaskFile
@@ -223,8 +223,8 @@ def collect(
     for i, target in enumerate(targets):
         if limits.dry_run:
             blocks = prepare_blocks(ready(i, is_empty=True), device)
-            reports.append(_describe_needs(blocks, max_bytes, target))
-            _show_needs(blocks, max_bytes, target, screen)
+            reports.append(describe_needs(blocks, max_bytes, target))
+            show_needs(blocks, max_bytes, target, screen)
             continue
         prepared = ready(i, is_empty=max_bytes is not None)
         within = None if max_bytes is None else prepare_within(prepared, max_bytes, device)
@@ -254,47 +254,6 @@ def _check_limits(models: list[str], loading: Loading) -> None:
         "--dry-run away, or collect from the merged model"
         for model in models
         if read_adapter(open_checkpoint(model)) is not None
-    )
-
-
-def _describe_needs(
-    blocks: "PreparedBlocks", max_bytes: int | None, target: Path
-) -> dict[str, Any]:
-    needs = blocks.needs
-    is_by_blocks = needs.are_by_blocks(max_bytes)
-    if is_by_blocks:
-        needs.check(max_bytes)
-    return {
-        "out": str(target),
-        "by_blocks": is_by_blocks,
-        "num_blocks": len(blocks.cut.outline.blocks),
-        "num_passes": needs.num_passes if is_by_blocks else 1,
-        "memory_bytes": max_bytes if is_by_blocks else needs.whole,
-        "memory_bytes_whole": needs.whole,
-        "memory_bytes_by_blocks": needs.by_blocks,
-        "held_bytes": needs.held if is_by_blocks else 0,
-        "disk_bytes": needs.disk(max_bytes),
-        "file_bytes": needs.file,
-        "num_examples": blocks.prepared.num_examples,
-        "notes": blocks.prepared.notes,
-    }
-
-
-def _show_needs(
-    blocks: "PreparedBlocks", max_bytes: int | None, target: Path, screen: Screen
-) -> None:
-    found = _describe_needs(blocks, max_bytes, target)
-    how = "with all of the model in memory, one pass over the data"
-    if found["by_blocks"]:
-        how = f"block by block, each of {found['num_blocks']} loaded "
-        how += "once" if found["num_passes"] == 1 else "twice, forward and back"
-    sizes = {key: format_bytes(value) for key, value in found.items() if key.endswith("_bytes")}
-    whole, least = (format_bytes(n) for n in (blocks.needs.whole, blocks.needs.by_blocks))
-    screen.say(
-        f"{found['num_examples']} examples, {how}",
-        f"memory            about {whole} with all of the model, block by block at least {least}",
-        f"kept inputs       {sizes['held_bytes']}, temporary files {sizes['disk_bytes']}",
-        f"{target}  about {sizes['file_bytes']} in float32",
     )
 
 
