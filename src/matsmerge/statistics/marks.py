@@ -14,13 +14,12 @@ ENOUGH_EXAMPLES = 50  # with fewer, a good model could not be told from that one
 
 
 class Marks(BaseModel):
-    """Sums over examples with a label, which is one of a few classes."""
+    """Counts of examples with a label, which is one of a few classes; the same in any order."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     num: NonNegativeInt = 0
     num_right: NonNegativeInt = 0
-    loss: float = 0.0  # negative log-likelihoods
     labels: dict[str, NonNegativeInt] = {}  # how often each came up
 
     def __add__(self, other: "Marks") -> "Marks":
@@ -28,7 +27,6 @@ class Marks(BaseModel):
         return Marks(
             num=self.num + other.num,
             num_right=self.num_right + other.num_right,
-            loss=self.loss + other.loss,
             labels={n: self.labels.get(n, 0) + other.labels.get(n, 0) for n in names},
         )
 
@@ -63,6 +61,5 @@ def marks_of(result: Any) -> Marks:
     return Marks(
         num=len(targets),
         num_right=int(right.sum()),
-        loss=float(result.losses().detach().double().sum()),
         labels={str(label): num for label, num in enumerate(counts) if num},
     )
