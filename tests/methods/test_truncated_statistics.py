@@ -70,11 +70,11 @@ class Truncating(Statistics):
     def truncated_gram(
         self, module: str, of: str = MAIN, *, bias: bool = False
     ) -> Truncated | None:
-        gram = self.gram(module, of, bias=bias)
+        gram = Statistics(self.header, self.arrays).gram(module, of, bias=bias)
         return truncate(gram, self.rank) if gram.ndim == 2 else None
 
     def truncated_output_factor(self, module: str, of: str = MAIN) -> Truncated | None:
-        factor = self.output_factor(module, of)
+        factor = Statistics(self.header, self.arrays).output_factor(module, of)
         return truncate(factor, self.rank) if factor.ndim == 2 else None
 
 

@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from matsmerge.byte_sizes import format_bytes, parse_bytes
-from matsmerge.cli.display import JsonScreen, Screen
+from matsmerge.byte_sizes import parse_bytes
+from matsmerge.cli.collected_display import describe_collected, show_collected
+from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
 from matsmerge.cli.needs_display import describe_needs, show_needs
 from matsmerge.cli.shared_options import Batches, Resuming, parse_pairs
@@ -14,9 +15,6 @@ from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 
 if TYPE_CHECKING:
     from matsmerge.data.rows import Data
-    from matsmerge.statistics.kinds.statistic import Form
-    from matsmerge.statistics.prepared_collection import PreparedCollection
-    from matsmerge.statistics.statistics import Statistics
     from matsmerge.tasks.task_file import TaskFile
 
 
@@ -236,8 +234,8 @@ def collect(
             statistics = (within or prepared).run(output, bars)
         screen.notes(prepared.collection.notes)
         if process.is_first:
-            reports.append(_describe(prepared, statistics, target))
-            _show(statistics, target, screen)
+            reports.append(describe_collected(prepared, statistics, target))
+            show_collected(statistics, target, screen)
     if process.is_first:
         screen.result(reports if len(models) > 1 else reports[0])
 
@@ -342,68 +340,3 @@ def _own_device() -> str | None:
     import torch
 
     return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else None
-
-
-def _describe(
-    prepared: "PreparedCollection", collected: "Statistics", target: Path
-) -> dict[str, Any]:
-    header = collected.header
-    return {
-        "out": str(target),
-        "num_bytes": target.stat().st_size,
-        "model": header.model.model_dump(),
-        "data": [origin.model_dump() for origin in header.data],
-        "sets": {name: s.num_examples for name, s in header.sets.items()},
-        "num_maps": len(header.maps),
-        "num_grams": len({m.inputs for m in header.maps if m.inputs is not None}),
-        "parameters": {kind: len(collected.parameters(kind)) for kind in collected.kinds},
-        "without": header.without,
-        "rank": None if header.sketching is None else header.sketching.rank,
-        "num_sketches": num_sketches(collected),
-        "notes": [*prepared.notes, *prepared.collection.notes],
-    }
-
-
-def _show(collected: "Statistics", target: Path, screen: Screen) -> None:
-    header = collected.header
-    show_kinds(collected, screen)
-    screen.say(
-        f"{header.num_examples} examples of {header.data[0].name} in {target} "
-        f"({format_bytes(target.stat().st_size)})"
-    )
-
-
-def show_kinds(collected: "Statistics", screen: Screen) -> None:
-    """What there is of each kind, and what there is not."""
-    from matsmerge.statistics.kinds import KINDS
-
-    rows = []
-    for kind in collected.kinds:
-        lacking = collected.header.without.get(kind, {})
-        reasons = sorted(set(lacking.values()) - set(KINDS[kind].expected_reasons))
-        rows.append(
-            (
-                kind,
-                f"{len(collected.parameters(kind)):,}",
-                f"{len(lacking):,}",
-                "; ".join(f"{sum(w == r for w in lacking.values())} {r}" for r in reasons),
-            )
-        )
-    screen.table(("statistic", "parameters with", "without", "why without"), rows)
-    if collected.header.sketching is not None:
-        num, num_whole = num_sketches(collected), num_sketches(collected, "symmetric")
-        screen.say(
-            f"{num} second moments are sketches of rank {collected.header.sketching.rank}; "
-            f"{num_whole} are whole, which is no larger for them"
-        )
-
-
-def num_sketches(collected: "Statistics", form: "Form" = "sketch") -> int:
-    """How many second moments of linear maps are sketches, or whole."""
-    from matsmerge.statistics.kinds import KINDS
-
-    may_be = {
-        array for kind in KINDS.values() for array in kind.arrays if "sketch" in kind.arrays[array]
-    }
-    forms = collected.header.forms.items()
-    return sum(own == form and name.split("/")[1] in may_be for name, own in forms)

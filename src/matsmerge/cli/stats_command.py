@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from matsmerge.byte_sizes import format_bytes
-from matsmerge.cli import collect_command
+from matsmerge.cli.collected_display import show_kinds
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
@@ -159,7 +159,7 @@ def _show(
     }
     screen.say(path, style="bold")
     screen.say(*(f"{name + ':':10} {value}" for name, value in facts.items()), "")
-    collect_command.show_kinds(statistics, screen)
+    show_kinds(statistics, screen)
     sharing = Counter(f"inputs/{m.inputs}" for m in header.maps)
     for kind in KINDS.values():
         cells = [

@@ -12,6 +12,7 @@ from matsmerge.lab.experiments.studies.study import Asked, Names, Study
 from matsmerge.lab.experiments.suite_results import Outcome, RankScore
 from matsmerge.lab.experiments.suite_setup import Setup
 from matsmerge.limits import MOST_RANK
+from matsmerge.statistics.compression import compress
 from matsmerge.statistics.kinds import arrays_of
 from matsmerge.statistics.statistics_file import open_statistics, save_statistics
 
@@ -27,8 +28,6 @@ class Compress(Step[None], kind="compress", output="statistics.safetensors"):
     rank: int
 
     def run(self, places: Places, out: Path, /) -> None:
-        from matsmerge.statistics.compression import compress  # type: ignore[import-not-found]
-
         whole = open_statistics(places.path(self.statistics))
         save_statistics(compress(whole, self.rank), out / self.output)
 
