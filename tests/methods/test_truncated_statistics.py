@@ -287,6 +287,29 @@ def test_only_outputs_are_truncated_where_inputs_are_the_merged_model_s() -> Non
     assert isinstance(operator.own, TruncatedProduct)
 
 
+def test_embeddings_have_whole_output_factors() -> None:
+    """Beside how often tokens occur, which is a diagonal."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 40), torch.nn.Linear(40, 3)).double()
+    tokens = torch.randint(9, (12, 4))
+    one = matsmerge.collect(
+        model, [tokens], "kfac", rank=2, loss=lambda net, x: net(x).square().sum((1, 2))
+    )
+    truncated = one.truncated_output_factor("0")
+    assert truncated is not None
+    evidence = Evidence("one", one, {"0.weight": "0.weight"})
+    objective = Kfac(embeddings=True)
+    found = objective.find(Subject("0.weight", (9, 40), View("as it is"), (evidence,)))
+    assert found is not None
+    assert found.output_rank is None
+    operator = objective.operator(found, Part(found.keys[0], evidence, MAIN, lambda: tokens))
+    x = torch.randn(40, 9, dtype=torch.float64)
+    expected = truncated.dense() @ x * one.gram("0")
+    torch.testing.assert_close(operator(x), expected, rtol=1e-5, atol=1e-8)
+    diagonal = truncated.diagonal()[:, None] * one.gram("0")
+    torch.testing.assert_close(operator.diagonal(), diagonal, rtol=1e-5, atol=1e-8)
+
+
 def sketched(num_inputs: int, num_outputs: int, num: int, *, mean: bool) -> Statistics:
     """The header of a linear layer's sketches, with shapes alone."""
     header = WHOLE[0].header

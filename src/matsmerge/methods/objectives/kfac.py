@@ -80,7 +80,9 @@ class Kfac(Gram):
         truncated = statistics.truncated_output_factor(m.module, of)
         if truncated is None:
             return statistics.output_factor(m.module, of)
-        return truncated.dense() if truncated.is_whole else truncated
+        # The other factor of an embedding is a diagonal, which goes with a matrix.
+        is_whole = truncated.is_whole or m.layout == "embedding"
+        return truncated.dense() if is_whole else truncated
 
     def _input_moment(self, statistics: Statistics, m: Map, found: Found, of: str) -> Factor:
         """A whole matrix if all directions are known, or what is off its diagonal is scaled."""
