@@ -182,7 +182,9 @@ def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) ->
         layout != "embedding",
         (*(tuple(m.inputs for m in own) for own in maps), joined is not None, layout),
         _rank_of(subject, [[f"inputs/{m.inputs}" for m in own] for own in maps]),
-        _rank_of(subject, [[f"outputs/{m.module}" for m in own if m.outputs] for own in maps]),
+        None
+        if layout == "embedding"  # whose output factors are made whole
+        else _rank_of(subject, [[f"outputs/{m.module}" for m in own if m.outputs] for own in maps]),
     )
 
 
