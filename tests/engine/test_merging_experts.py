@@ -11,12 +11,18 @@ import torch
 from tiny_models import gpt_oss_config, make_tokenizer, mixtral_config, write_rows
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
+)
 
 import matsmerge
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import AlignmentError, StatisticsError
-from matsmerge.statistics.statistics import UNROUTED, Statistics
+from matsmerge.statistics.collection import Collection
+from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.statistics import HELD_OUT, MAIN, UNROUTED, Origin, Statistics
 
 Run = Callable[..., tuple[int, str, str]]
 State = Mapping[str, Tensor]
@@ -131,6 +137,69 @@ def test_experts_that_a_model_does_not_use_are_averaged_and_named(tmp_path: Path
     assert f"{PREFIX}.1.down_proj.weight" in solved
     assert not any(name.startswith(f"{PREFIX}.2.") for name in solved)
     base.load_state_dict(merged)
+
+
+def test_an_expert_that_gets_only_padding_is_one_without_tokens() -> None:
+    """Gradients arrive at its outputs, but they are zero, and its inputs are not counted."""
+    base, models = fused_family(gpt_oss_config())
+    tokens = torch.randint(1, 24, (2, 4), generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[1, 1, 0, 0]] * 2)
+
+    def masked(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+        logits, targets = model(**batch).logits[:, :-1], batch["input_ids"][:, 1:]
+        return (
+            cross_entropy(logits.mT, targets, reduction="none") * batch["attention_mask"][:, 1:]
+        ).sum(1)
+
+    padded = {"input_ids": tokens, "attention_mask": mask}
+    found = matsmerge.collect(models[0], [padded], "kfac", loss=masked)
+    short = {"input_ids": tokens[:, :2], "attention_mask": mask[:, :2]}
+    expected = matsmerge.collect(models[0], [short], "kfac", loss=masked)
+    assert found.header.without == expected.header.without
+    assert any(m.inputs is None and m.outputs for m in found.header.maps)
+    assert merge(models, base, "mats_kfac", statistics=[found, measure(models[1], 1)])
+
+
+def test_experts_that_only_held_out_examples_use_are_averaged() -> None:
+    base, models = fused_family(gpt_oss_config())
+    generator = torch.Generator().manual_seed(0)
+    statistics = []
+    for model in models:
+        collection = Collection(model, make_options(statistics="kfac", held_out=0.5), loss)
+        with collection.running():
+            for of, shape in ((MAIN, (1, 2)), (HELD_OUT, (4, 9))):
+                tokens = torch.randint(0, 24, shape, generator=generator)
+                collection.add({"input_ids": tokens}, of)
+            origin = Origin(name="x", fingerprint="")
+            statistics.append(collection.statistics(origin, (origin,)))
+    header = statistics[0].header
+    unused = [m for m in header.maps if f"inputs/{m.inputs}" not in header.sets[MAIN].num_rows]
+    assert unused
+    assert all(header.is_unused(m.weight) for m in unused)
+    for method in ("mats", "mats_kfac"):
+        planned = matsmerge.plan(models, base, method, statistics=statistics, force=True)
+        (note,) = (note for note in planned.notes if "of model_0's data was routed" in note)
+        assert unused[0].module.rpartition(".")[0] in note
+        assert planned.merge()
+
+
+def test_experts_that_are_modules() -> None:
+    """Of models each of which leaves some of them unused."""
+    config = SwitchTransformersConfig(
+        vocab_size=24, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2,
+        num_heads=2, num_experts=3, num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+        decoder_start_token_id=0,
+    )  # fmt: skip
+    made = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        made.append(SwitchTransformersForConditionalGeneration(config).eval())
+    tokens = {"input_ids": torch.tensor([[3, 4]]), "decoder_input_ids": torch.tensor([[0, 5]])}
+    statistics = [matsmerge.collect(model, [tokens], "gram") for model in made]
+    assert all(UNROUTED in s.header.without["gram"].values() for s in statistics)
+    planned = matsmerge.plan(made, None, "regmean", statistics=statistics)
+    assert any("expert_" in note for note in planned.notes if "routed" in note)
+    assert planned.merge()
 
 
 def test_a_model_that_uses_no_expert_is_refused() -> None:

@@ -23,7 +23,7 @@ from matsmerge.statistics.kinds import arrays_of, includes, kind_of
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Statistics, check_belongs
 from matsmerge.statistics.statistics_file import BESIDE, open_statistics
 
-_OF_EXPERT = re.compile(r"\bexperts\.\d+\.")
+_OF_EXPERT = re.compile(r"\bexperts\.\w+\.")
 _LANCZOS_STEPS = 12
 _EXACT_DIM = 128
 

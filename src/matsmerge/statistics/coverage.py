@@ -16,7 +16,7 @@ from matsmerge.statistics.kinds.statistic import (
 )
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
-from matsmerge.statistics.statistics import UNROUTED, Map
+from matsmerge.statistics.statistics import MAIN, UNROUTED, Map
 from matsmerge.statistics.watches import Watches
 
 
@@ -79,6 +79,16 @@ class Coverage:
                 found[kind.name].add(name)
         return found
 
+    @cached_property
+    def _routed(self) -> set[str]:
+        """The maps that received something in the main set, by the first that shares the input."""
+        stored = self.subject.totals[MAIN].stored()
+        return {name for kind, name, _ in stored if isinstance(kind, InputStatistic)}
+
+    def _is_unrouted(self, m: LinearMap) -> bool:
+        """Is it of an expert that got no token of the main set, whatever got gradients?"""
+        return m.routing is not None and self.subject.shared.leaders.get(m.name) not in self._routed
+
     def _has(self, m: LinearMap, kind: Statistic[Any]) -> bool:
         is_shared = isinstance(kind, InputStatistic)
         name = self.subject.shared.leaders.get(m.name) if is_shared else m.name
@@ -89,14 +99,13 @@ class Coverage:
         return {
             self._held[m.name, attribute]
             for m in self.subject.maps
-            if all(self._has(m, part) for part in kind.parts)
+            if all(self._has(m, part) for part in kind.parts) and not self._is_unrouted(m)
             for attribute in (m.attribute, *others)
             if (m.name, attribute) in self._held
         }
 
     def _why_no_map(self, owned: Owned, kind: Statistic[Any]) -> str:
-        routed = [m for m in self.subject.maps if m.routing and m.name in owned.modules]
-        if routed and not any(self._has(m, part) for m in routed for part in kind.parts):
+        if any(self._is_unrouted(m) for m in self.subject.maps if m.name in owned.modules):
             return UNROUTED
         maps = [m for m in self.subject.maps if (m.name, m.attribute) in owned.owners]
         if not maps:

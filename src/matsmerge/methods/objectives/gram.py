@@ -62,7 +62,7 @@ class Gram(Objective):
 
     def find(self, subject: Subject) -> Found | None:
         maps = [
-            [m for m in one.maps_of(subject.parameter) if self._is_covered(m)]
+            [m for m in one.maps_of(subject.parameter) if self._is_covered(m) and one.has_inputs(m)]
             for one in subject.evidence
         ]
         check_everyone_has(str(self.statistic), subject, [bool(m) for m in maps])

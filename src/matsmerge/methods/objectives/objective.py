@@ -72,6 +72,10 @@ class Evidence:
         """Is it of an expert to which none of the model's tokens was routed?"""
         return self.statistics.header.is_unused(self.names[parameter])
 
+    def has_inputs(self, m: Map) -> bool:
+        """Did a map receive anything in the main set? An expert may have in the held-out alone."""
+        return self.statistics.has(f"inputs/{m.inputs}")
+
     def has_sketch(self, key: str) -> bool:
         """Is an array of the main set a sketch, known by its leading directions?"""
         return self.statistics.header.forms.get(f"{MAIN}/{key}") == "sketch"
