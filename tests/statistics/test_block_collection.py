@@ -166,6 +166,25 @@ def test_answers_of_the_data(tmp_path: Path) -> None:
     assert_same(one.blocks().run(), one.prepared().run(), one.kind.precision)
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2", "swin", "t5"])
+def test_sketches(name: str, tmp_path: Path) -> None:
+    """Also where the part that comes first has none."""
+    one = case(name, tmp_path, "kfac", rank=2, held_out=0.3)
+    found = one.blocks().run()
+    assert found.header.sketching is not None
+    assert_same(found, one.prepared().run(), one.kind.precision)
+
+
+def test_answers_are_marked(tmp_path: Path) -> None:
+    one = case("bert", tmp_path, "kfac", fisher="empirical", held_out=0.3)
+    write_rows(tmp_path / "data.jsonl", [{"text": t, "label": len(t) % 3} for t in TEXTS])
+    found = one.blocks().run()
+    assert {of: s.marks and s.marks.num for of, s in found.header.sets.items()} == {
+        of: s.num_examples for of, s in found.header.sets.items()
+    }
+    assert_same(found, one.prepared().run())
+
+
 def test_several_answers_of_an_example(tmp_path: Path) -> None:
     one = case("gpt2", tmp_path, EVERYTHING, num_samples=3)
     assert_same(one.blocks().run(), one.prepared().run(), one.kind.precision)

@@ -10,17 +10,19 @@ import torch
 from damaged_json import edit_metadata, put
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from sketched_models import NUM, RANK, Batch, collect, make_batches, make_model
+from sketched_models import NUM, RANK, Batch, collect, loss, make_batches, make_model
 from test_resuming import interrupted
 from torch import Tensor, nn
 
 import matsmerge
 from matsmerge.linalg.nystrom import directions
 from matsmerge.linalg.truncated import truncate
+from matsmerge.statistics.collection import Collection
+from matsmerge.statistics.collection_options import make_options
 from matsmerge.statistics.kinds.sketch_sum import SketchSum
-from matsmerge.statistics.statistics import HELD_OUT, Statistics, in_memory
+from matsmerge.statistics.statistics import HELD_OUT, Origin, Statistics, in_memory
 from matsmerge.statistics.statistics_file import save_statistics
-from matsmerge.statistics.statistics_sum import combine
+from matsmerge.statistics.statistics_sum import add_up, combine
 
 
 @pytest.fixture
@@ -232,6 +234,22 @@ def test_parts_add_up(model: nn.Module, batches: list[Batch], tmp_path: Path, dt
         assert float((ours - expected).norm()) < relative * float(expected.norm())
         ours, expected = (s.stored(f"inputs/{module}")[:, -1] for s in (added, whole))
         torch.testing.assert_close(ours, expected, rtol=relative, atol=0)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_process_without_batches(model: nn.Module, batches: list[Batch], is_first: bool) -> None:
+    parts = []
+    for some in (batches, []):
+        own = Collection(model, make_options(statistics="kfac", rank=RANK), loss)
+        with own.running():
+            for batch in some:
+                own.add(batch)
+            origin = Origin(name="x", fingerprint="")
+            parts.append(own.statistics(origin, (origin,)))
+    whole = parts[0]
+    added = add_up(parts[::-1] if is_first else parts)
+    assert added.header.sketching == whole.header.sketching
+    torch.testing.assert_close(added.gram("first"), whole.gram("first"))
 
 
 def test_what_cannot_be_added(model: nn.Module, batches: list[Batch]) -> None:

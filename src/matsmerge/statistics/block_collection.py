@@ -31,6 +31,7 @@ from matsmerge.statistics.joined_statistics import kept_in, put_together, share_
 from matsmerge.statistics.kinds.statistic import GradientStatistic
 from matsmerge.statistics.linear_maps import LinearMap, find_linear_map
 from matsmerge.statistics.loss_terms import Terms, loss_terms
+from matsmerge.statistics.marks import marks_of
 from matsmerge.statistics.parameters import find_parameters
 from matsmerge.statistics.partial_passes import PartialPasses
 from matsmerge.statistics.sections import Section
@@ -179,7 +180,8 @@ class BlockCollection:
             result = self._passes.run("own", self._data, batch)
         if not torch.is_grad_enabled():
             return result
-        return Terms(capture.marked(loss_terms(result, batch.examples, self._options)))
+        terms = capture.marked(loss_terms(result, batch.examples, self._options))
+        return Terms(terms, marks_of(result))
 
     def _run_back(self, block: str, _: nn.Module, batch: Batch) -> Any:
         with self._capturing(batch) as capture:

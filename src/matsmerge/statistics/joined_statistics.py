@@ -102,6 +102,7 @@ def put_together(parts: Sequence[Statistics]) -> Statistics:
         of: Set(
             num_examples=s.num_examples,
             num_rows={k: n for p in parts for k, n in p.header.sets[of].num_rows.items()},
+            marks=next(filter(None, (p.header.sets[of].marks for p in parts)), None),
         )
         for of, s in first.sets.items()
     }
@@ -119,6 +120,8 @@ def put_together(parts: Sequence[Statistics]) -> Statistics:
             }
             for kind in first.without
         },
+        # A section of narrow layers has no sketches.
+        "sketching": next(filter(None, (p.header.sketching for p in parts)), None),
     }
     return _joined(parts[0], places, changes)
 

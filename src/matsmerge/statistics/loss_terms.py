@@ -1,13 +1,14 @@
 """What is sent back through a model: one scalar for each example."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.marks import Marks
 from matsmerge.tasks.prediction import IGNORED, Prediction
 
 
@@ -16,6 +17,7 @@ class Terms:
     """Scalars of examples, (examples,) each, in place of a loss that they come from."""
 
     values: Iterable[Tensor]
+    marks: Marks = field(default_factory=Marks)  # of the answers whose loss it is
 
 
 def loss_terms(result: Any, numbers: Sequence[int], options: CollectionOptions) -> Iterator[Tensor]:

@@ -71,6 +71,8 @@ def add_up(parts: list[Statistics]) -> Statistics:
         "data": tuple(dict.fromkeys(origin for part in parts for origin in part.header.data)),
         "maps": _maps(parts, leaders),
         "without": _without([part.header for part in parts]),
+        # A part without examples has no sketches, and says nothing of them.
+        "sketching": next(filter(None, (part.header.sketching for part in parts)), None),
     }
     return statistics_of(parts[0].header.model_copy(update=changes), sets, marks)
 

@@ -17,7 +17,7 @@ from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError, RecipeError
 from matsmerge.statistics.gradient_watch import GradientWatch
 from matsmerge.statistics.input_watch import InputWatch, Pass, Subject
-from matsmerge.statistics.loss_terms import loss_terms
+from matsmerge.statistics.loss_terms import Terms, loss_terms
 from matsmerge.statistics.marks import marks_of
 from matsmerge.statistics.replay import requiring_gradients
 from matsmerge.statistics.row_masks import RowMasks
@@ -152,7 +152,7 @@ class Watches:
             ):
                 result = subject.run(subject.model, shown.item)
                 self._inputs.end_forward()
-                totals.marks += marks_of(result)
+                totals.marks += result.marks if isinstance(result, Terms) else marks_of(result)
                 if wants_gradients:
                     terms = loss_terms(result, shown.examples, subject.options)
                     self._gradients.backward(terms)
