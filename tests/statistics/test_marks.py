@@ -33,7 +33,10 @@ def test_marks_are_what_torch_says() -> None:
 def test_what_has_no_labels_or_is_text_has_none() -> None:
     logits = torch.zeros(2, 3)
     of_tokens = Prediction(logits[:, None], logits[:, :1].long())
+    several = Prediction(logits, logits.long())
+    unknown = Prediction(logits, torch.tensor([1, -100]))
     results: list[Any] = [Prediction(logits, None), of_tokens, logits[:, 0], (logits, {})]
+    results += [several, unknown]
     for result in results:
         assert marks_of(result) == Marks()
 

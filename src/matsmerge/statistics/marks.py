@@ -56,6 +56,8 @@ def marks_of(result: Any) -> Marks:
     if not isinstance(result, Prediction) or result.logits.ndim != 2 or result.targets is None:
         return Marks()
     targets: Tensor = result.targets.detach().cpu()
+    if targets.ndim != 1 or targets.is_floating_point() or bool((targets < 0).any()):
+        return Marks()  # no classes; whether a loss can be made of them is seen there
     right = result.logits.detach().argmax(1).cpu() == targets
     counts = targets.bincount().tolist()
     return Marks(

@@ -59,10 +59,11 @@ class StatisticsCallback(_TrainerCallback):  # type: ignore[misc]
         on: On = "train_end",
         loss: Loss | None = None,
         name: str = "data",
-        dtype: str = "float32",
+        rank: int | Literal["auto", "full"] = "auto",
+        dtype: str = "auto",
         **options: Any,
     ) -> None:
-        self.options = make_options(statistics=statistics, **options)
+        self.options = make_options(statistics=statistics, rank=rank, **options)
         parse_dtype(dtype)
         if on not in get_args(On):
             raise RecipeError(f"on: expected one of {', '.join(get_args(On))}, found '{on}'")
