@@ -61,6 +61,21 @@ def test_what_fits_is_collected_as_ever(mats: Run, asked: list[object], tmp_path
     assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.parametrize("rank", ["2", "full"])
+def test_the_size_of_the_file_is_what_was_said(
+    mats: Run, asked: list[object], tmp_path: Path, rank: str
+) -> None:
+    """Numbers of sketches take half the bytes of all others."""
+    out = tmp_path / "out.safetensors"
+    code, said, _ = mats("collect", *asked, "--rank", rank, "--out", out, "--dry-run", "--json")
+    assert code == 0
+    assert mats("collect", *asked, "--rank", rank, "--out", out)[0] == 0
+    found = open_statistics(out)
+    assert (found.header.sketching is None) == (rank == "full")
+    num_bytes = sum(spec.num_bytes for spec in found.arrays.specs.values())
+    assert json.loads(said)["file_bytes"] == pytest.approx(num_bytes, rel=0.1)
+
+
 def test_needs_are_said(mats: Run, asked: list[object], tmp_path: Path) -> None:
     out = tmp_path / "out.safetensors"
     code, said, _ = mats("collect", *asked, "--out", out, "--dry-run")

@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_kept_in_files(statistics: str, tmp_path: Path) -> 
     one = case("t5", tmp_path, statistics)
     blocks = one.blocks()
     tight = replace(blocks, max_bytes=blocks.needs.by_blocks)
-    assert tight.needs.disk(tight.max_bytes) == tight.needs.held + tight.needs.file > 0
+    assert tight.needs.disk(tight.max_bytes) == tight.needs.held + tight.needs.statistics > 0
     assert_same(tight.run(), one.prepared().run(), one.kind.precision)
 
 

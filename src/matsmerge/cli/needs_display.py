@@ -47,5 +47,5 @@ def show_needs(
         f"{found['num_examples']} examples, {how}",
         f"memory            about {whole} with all of the model, block by block at least {least}",
         f"kept inputs       {sizes['held_bytes']}, temporary files {sizes['disk_bytes']}",
-        f"{target}  about {sizes['file_bytes']} in float32",
+        f"{target}  about {sizes['file_bytes']}",
     )

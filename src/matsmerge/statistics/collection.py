@@ -1,10 +1,11 @@
 """A collection of statistics: a model, and the sums of what it did on its batches so far."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,7 @@ from matsmerge.statistics.statistics import (
     Statistics,
     statistics_of,
 )
+from matsmerge.statistics.statistics_file import parse_dtype
 from matsmerge.statistics.totals import SetState, State, Totals
 from matsmerge.statistics.watches import Lesson, Watches
 from matsmerge.tasks.batch import Batch
@@ -50,6 +52,21 @@ class CollectionState(State):
     leaders: dict[str, str]  # of maps that share an input
     lessons: list[Lesson]
     notes: list[str]
+
+
+class NumValues(NamedTuple):
+    """How many numbers statistics have."""
+
+    sketched: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        return self.sketched + self.other
+
+    def file_bytes(self, dtype: str = "auto") -> int:
+        sizes = parse_dtype(dtype, "sketch").itemsize, parse_dtype(dtype).itemsize
+        return sizes[0] * self.sketched + sizes[1] * self.other
 
 
 class Collection:
@@ -246,21 +263,22 @@ class Collection:
         self._lessons = {lesson.batch: lesson for lesson in state.lessons}
         self.notes = list(state.notes)
 
-    def expected_bytes(self) -> int:
-        """About the size of the statistics in float32; known once a batch was looked at."""
-        return 4 * self.num_values(self._shared.leaders)
+    def expected_bytes(self, dtype: str = "auto") -> int:
+        """About the size of a file of statistics; known once a batch was looked at."""
+        return self.num_values(self._shared.leaders).file_bytes(dtype)
 
     def num_values(
         self,
         leaders: Mapping[str, str],
         has: Callable[[LinearMap | Owned], bool] = lambda _: True,
-    ) -> int:
+    ) -> NumValues:
         """About how many numbers are stored, of all maps and parameters or of some.
 
         `leaders` says which maps share an input.
         """
         firsts = set(leaders.values())
-        num = 0
+        rank = self.options.sketch_rank
+        num: Counter[bool] = Counter()  # by whether they are of sketches
         for kind in self.options.collected:
             targets: Iterable[LinearMap | Owned] = self._subject.maps
             if isinstance(kind, GradientStatistic):
@@ -268,8 +286,14 @@ class Collection:
             elif isinstance(kind, InputStatistic):
                 targets = [m for m in self._subject.maps if m.name in firsts]
             wanted = [t for t in targets if has(t) and kind.refuses(t) is None]
-            num += sum(kind.num_values(t, self.options.sketch_rank) for t in wanted)
-        return len(self.totals) * num
+            for t in wanted:
+                is_sketch = (
+                    isinstance(kind, MomentStatistic)
+                    and isinstance(t, LinearMap)
+                    and kind.num_directions(t, rank) is not None
+                )
+                num[is_sketch] += len(self.totals) * kind.num_values(t, rank)
+        return NumValues(num[True], num[False])
 
     def statistics(self, model: Origin, data: tuple[Origin, ...]) -> Statistics:
         """What has been collected, as means, under the checkpoint's names."""

@@ -16,6 +16,7 @@ from matsmerge.statistics.parameters import Owned
 from matsmerge.tasks.task import Encoded
 
 # A second moment is summed up as a full matrix; then there is its triangle, and a copy of that.
+# A sketch is in float64 until it is written, as a sum and as what is made of it.
 _BYTES_OF_SUM = 16
 # What modules give is held for the way back, and gradients come and go beside it.
 _COPIES_WITH_GRADIENTS = 3
@@ -28,7 +29,8 @@ class CollectionNeeds:
     whole: int  # memory with all of the model in it
     by_blocks: int  # memory at least, block by block
     held: int  # block by block, what is kept from block to block; in memory or on disk
-    file: int  # of statistics in float32
+    statistics: int  # block by block, of those that are done; in memory or on disk
+    file: int  # of statistics
     num_passes: int  # block by block: how often each block is loaded and run on all data
 
     def are_by_blocks(self, max_bytes: int | None) -> bool:
@@ -43,7 +45,7 @@ class CollectionNeeds:
         """Of temporary files."""
         if max_bytes is None or not self.are_by_blocks(max_bytes):
             return 0
-        return max(0, self.held + self.file - self.room(max_bytes))
+        return max(0, self.held + self.statistics - self.room(max_bytes))
 
     def check(self, max_bytes: int | None) -> None:
         """Refuse what fits neither into memory nor onto the disk of temporary files."""
@@ -85,21 +87,23 @@ def find_needs(
                 return not any(cut.is_in_block(owner) for owner in owners)
             return any(is_within(owner, module) for owner in owners)
 
-        return _BYTES_OF_SUM * collection.num_values(cut.leaders, has)
+        return _BYTES_OF_SUM * collection.num_values(cut.leaders, has).total
 
     weights = cut.streamed.num_bytes
     tail = [unit for unit in cut.units if unit in cut.tail]
     others = [unit for unit in cut.units if unit not in cut.tail]
     in_turn = [weights(cut.of_blocks[b]) + summed(b) + given([b]) for b in blocks]
     outside = weights(cut.of_tail) + summed(None) + given(tail)
-    file_bytes = 4 * collection.num_values(cut.leaders)
+    num = collection.num_values(cut.leaders)
+    summed_in_all = _BYTES_OF_SUM * num.sketched + 12 * num.other  # of which one is copied at once
     passing = given(blocks) if has_gradients else max(given([b]) for b in blocks)
     outputs = [int(cut.output_bytes[b] * sum(sizes)) for b in blocks]
     return CollectionNeeds(
-        whole=weights() + 3 * file_bytes + passing + given([*others, *tail]),
+        whole=weights() + summed_in_all + passing + given([*others, *tail]),
         by_blocks=weights(cut.resident) + given(others) + max(*in_turn, outside),
         # On the way back, outputs of all blocks and the gradients at two of them.
         held=sum(outputs) + 2 * max(outputs) if has_gradients else 2 * max(outputs),
-        file=file_bytes,
+        statistics=8 * num.sketched + 4 * num.other,
+        file=num.file_bytes(),
         num_passes=2 if has_gradients else 1,
     )

@@ -143,7 +143,7 @@ def run(
         for i, (to, item) in enumerate(waiting):
             if i == 0 and output is not None:
                 collection.look_at(item)
-                check_room(output.path, collection.expected_bytes())
+                check_room(output.path, collection.expected_bytes(output.dtype))
             told.advance(collection.add(item, to))
             if partial is not None and (interruption.is_asked or partial.is_due):
                 partial.save(collection)
