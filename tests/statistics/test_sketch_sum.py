@@ -252,6 +252,38 @@ def test_a_process_without_batches(model: nn.Module, batches: list[Batch], is_fi
     torch.testing.assert_close(added.gram("first"), whole.gram("first"))
 
 
+class Branches(nn.Module):
+    """Two layers, one of them with a bias, that receive the same tensor or a copy of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(40, 8, bias=False)
+        self.biased = nn.Linear(40, 8)
+        self.is_copied = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.plain(x) + self.biased(x.clone() if self.is_copied else x)
+        return found
+
+
+def test_parts_in_which_other_maps_share_an_input() -> None:
+    """The mean is kept where one of those that share has a bias."""
+    torch.manual_seed(0)
+    model = Branches().double()
+    batches = [torch.randn(10, 40).double() + 1 for _ in range(3)]
+    parts = []
+    for model.is_copied, some in ((False, batches[:1]), (True, batches[1:])):
+        parts.append(matsmerge.collect(model, some, "gram", rank=RANK))
+    assert [len(part.stored("inputs/plain")) for part in parts] == [41, 40]
+    whole = matsmerge.collect(model, batches, "gram", rank=RANK)
+    for some in (parts, parts[::-1]):
+        added = combine(some)
+        assert not added.has("mean/plain")
+        for module, bias in (("plain", False), ("biased", False), ("biased", True)):
+            ours, expected = (s.gram(module, bias=bias) for s in (added, whole))
+            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_what_cannot_be_added(model: nn.Module, batches: list[Batch]) -> None:
     ours, full = collect(model, batches), collect(model, batches, "full")
     other = collect(model, batches, rank=4)

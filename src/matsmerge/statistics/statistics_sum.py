@@ -10,7 +10,7 @@ from typing import Any
 from matsmerge.errors import StatisticsError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
-from matsmerge.statistics.kinds.sketch_sum import multiplied
+from matsmerge.statistics.kinds.sketch_sum import multiplied, without_constant
 from matsmerge.statistics.kinds.statistic import InputStatistic, Statistic, Stored
 from matsmerge.statistics.statistics import Header, Map, Statistics, Summed, statistics_of
 
@@ -46,14 +46,21 @@ class _Place:
     def has(self, array: str) -> bool:
         return self.part.has(f"{array}/{self.name}", self.of)
 
-    def sum(self, kind: Statistic[Any], array: str) -> Stored:
-        """What the mean was made from; gradients of single examples are as they were."""
+    def sum(self, kind: Statistic[Any], array: str, *, keeps_mean: bool) -> Stored:
+        """What the mean was made from; gradients of single examples are as they were.
+
+        Without the mean input, a sketch is not of inputs with a constant 1 either.
+        """
         key = f"{array}/{self.name}"
         values = self.part.stored(key, self.of).double()
         form = self.part.header.forms[f"{self.of}/{key}"]
         if form == "sketch":
             assert self.part.header.sketching is not None
-            values = multiplied(values, self.part.header.sketching.seed)
+            seed = self.part.header.sketching.seed
+            values = multiplied(values, seed)
+            if array == "inputs" and self.has("mean") and not keeps_mean:
+                mean = self.part.stored(f"mean/{self.name}", self.of)
+                values = without_constant(values, mean, seed)
         return (values if form == "rows" else values * self.count(kind)), form
 
 
@@ -82,7 +89,11 @@ def _summed(parts: list[Statistics], of: str, leaders: dict[str, str]) -> Iterat
     for kind in KINDS.values():
         for name, places in _places(kind, parts, of, leaders).items():
             arrays = [array for array in kind.arrays if all(p.has(array) for p in places)]
-            sums = {array: kind.add_up([p.sum(kind, array) for p in places]) for array in arrays}
+            keeps_mean = "mean" in arrays
+            sums = {
+                array: kind.add_up([p.sum(kind, array, keeps_mean=keeps_mean) for p in places])
+                for array in arrays
+            }
             yield Summed(kind, name, sum(p.count(kind) for p in places), sums)
 
 
@@ -140,10 +151,13 @@ def _problems(first: Statistics, other: Statistics, *, force: bool) -> Iterator[
 
 
 def _shapes(statistics: Statistics) -> dict[str, int]:
-    """How many values each array has, but for gradients kept one by one; of a sketch, rows."""
+    """How many values each array has, but for gradients kept one by one; of a sketch, inputs."""
     specs, forms = statistics.arrays.specs, statistics.header.forms
     full = {n: specs[n].num_elements for n in specs if forms[n] == "full"}
-    return full | {n: specs[n].shape[0] for n in specs if forms[n] == "sketch"}
+    means = [n for n in specs if n.split("/")[1] == "mean"]
+    with_mean = {n.replace("/mean/", "/inputs/", 1) for n in means}
+    sketches = [n for n in specs if forms[n] == "sketch"]
+    return full | {n: specs[n].shape[0] - (n in with_mean) for n in sketches}
 
 
 def _described(header: Header) -> str:

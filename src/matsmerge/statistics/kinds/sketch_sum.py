@@ -94,3 +94,10 @@ def multiplied(stored: Tensor, seed: int, num: int | None = None) -> Tensor:  # 
     """What `factored` was made of, or the same of fewer directions."""
     y = sketch_of_factor(stored[:, :-1], num, seed)
     return torch.cat([y, stored[:, -1:].double()], 1)
+
+
+def without_constant(sketch: Tensor, mean: Tensor, seed: int) -> Tensor:  # (d + 1, k + 1), (d,)
+    """The sketch of inputs z from that of [z; 1], of the same directions."""
+    last = directions(len(sketch), sketch.shape[1] - 1, seed)[-1].double()
+    y = sketch[:-1, :-1] - mean.double()[:, None] * last
+    return torch.cat([y, sketch[:-1, -1:]], 1)
