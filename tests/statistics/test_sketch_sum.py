@@ -276,8 +276,8 @@ def test_parts_in_which_other_maps_share_an_input() -> None:
         parts.append(matsmerge.collect(model, some, "gram", rank=RANK))
     assert [len(part.stored("inputs/plain")) for part in parts] == [41, 40]
     whole = matsmerge.collect(model, batches, "gram", rank=RANK)
-    for some in (parts, parts[::-1]):
-        added = combine(some)
+    for order in (parts, parts[::-1]):
+        added = combine(order)
         assert not added.has("mean/plain")
         for module, bias in (("plain", False), ("biased", False), ("biased", True)):
             ours, expected = (s.gram(module, bias=bias) for s in (added, whole))
