@@ -79,7 +79,7 @@ def test_collect_signature() -> None:
         "dtype", "overwrite", "resume", "progress", "options",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.StatisticsCallback).parameters) == [
-        "data", "statistics", "num_examples", "on", "loss", "name", "dtype", "options",
+        "data", "statistics", "num_examples", "on", "loss", "name", "rank", "dtype", "options",
     ]  # fmt: skip
     assert list(CollectionOptions.model_fields) == [
         "statistics", "fisher", "reduction", "num_samples", "seed", "bias", "rank", "parameters",
