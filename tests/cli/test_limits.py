@@ -117,6 +117,7 @@ def test_absurd_values(
         ("experiment", "run"): ["demo", "--base", tmp_path / "gone", "-o", tmp_path / "run"],
         ("experiment", "resume"): [tmp_path / "gone"],
         ("demo",): ["-o", a],
+        ("stats", "compress"): [tmp_path / "no.safetensors", "-o", tmp_path / "s.safetensors"],
     }
     (tmp_path / "recipe.yaml").write_text(f"models: [{a}, {b}]\nbase: {base}\nmethod: ties\n")
     methods: list[list[object]] = [[]]

@@ -146,10 +146,12 @@ def _empty_parameters(model: nn.Module, device: torch.device) -> None:
 
 def _fill_buffers(model: nn.Module, sources: Mapping[str, Stored], device: torch.device) -> None:
     """Give buffers their values: those stored, else what the model's class makes them."""
+    from transformers import PreTrainedModel
+
     fresh: dict[str, Tensor] = {}
     for name, module in model.named_modules():
         is_known = any(name.startswith(prefix) for prefix in fresh)
-        if hasattr(module, "config") and hasattr(module, "base_model_prefix") and not is_known:
+        if isinstance(module, PreTrainedModel) and not is_known:
             config: Any = module.config
             with quiet(), _without_parameters():
                 made = type(module)(config)
