@@ -88,6 +88,7 @@ def measure(folder: Path, options: list[str]) -> tuple[int, float, int] | None:
     """Peak memory and seconds of a collection, and the size of its file; None if it fails."""
     out = folder / "statistics.safetensors"
     command = [sys.executable, "-m", "matsmerge", "collect", str(folder / "model"), "--overwrite"]
+    command += ["--rank", "auto"]
     command += ["--data", str(folder / "data.jsonl"), "--out", str(out), "--quiet", *options]
     begin = time.perf_counter()
     # Pieces of heap that are freed and not given back would be counted, in any program.

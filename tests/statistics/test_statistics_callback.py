@@ -242,12 +242,12 @@ def test_nothing_private_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (found.model.name, found.data[0].name) == (out.name, "rows.jsonl")
 
 
-def test_wide_layers_are_sketches_as_they_are_for_collect(tmp_path: Path) -> None:
+def test_wide_layers_are_sketches_where_a_rank_is_asked_for(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = bert_config(num_labels=3)
     config.intermediate_size = 128
     model = BertForSequenceClassification(config)
-    train(model, tmp_path, StatisticsCallback(make_rows(6), "kfac"))
+    train(model, tmp_path, StatisticsCallback(make_rows(6), "kfac", rank="auto"))
     found = matsmerge.open_statistics(tmp_path / "statistics.safetensors")
     assert found.header.sketching is not None
     key = "main/inputs/bert.encoder.layer.0.output.dense"

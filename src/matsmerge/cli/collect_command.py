@@ -47,9 +47,9 @@ class Collected(Options):
     """Kinds, separated by commas: gram (RegMean, MaTS), kfac (block Fisher of linear layers),
     fisher (diagonal), block_fisher (of vectors, as in (IA)^3)."""
 
-    rank: str = option("auto", metavar="R")
-    """Leading directions that gram and kfac keep of second moments, as sketches; full: whole
-    matrices. auto: 32, and whole ones where these are as small."""
+    rank: str = option("full", metavar="R")
+    """Leading directions that gram and kfac keep of second moments, as sketches: files of a few
+    percent of the model's size. full: whole matrices. auto: 32 where that is smaller than these."""
 
     fisher: str = "empirical"
     """empirical: gradients for the given answers. true: for answers as likely as the model finds

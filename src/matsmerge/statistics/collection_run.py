@@ -48,7 +48,7 @@ def collect(
     name: str | None = None,
     data: str = "batches",
     out: str | Path | None = None,
-    rank: int | Literal["auto", "full"] = "auto",
+    rank: int | Literal["auto", "full"] = "full",
     dtype: str = "auto",
     overwrite: bool = False,
     resume: bool = False,

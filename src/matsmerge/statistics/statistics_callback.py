@@ -59,7 +59,7 @@ class StatisticsCallback(_TrainerCallback):  # type: ignore[misc]
         on: On = "train_end",
         loss: Loss | None = None,
         name: str = "data",
-        rank: int | Literal["auto", "full"] = "auto",
+        rank: int | Literal["auto", "full"] = "full",
         dtype: str = "auto",
         **options: Any,
     ) -> None:
