@@ -45,7 +45,7 @@ def show_needs(
     whole, least = (format_bytes(n) for n in (blocks.needs.whole, blocks.needs.by_blocks))
     screen.say(
         f"{found['num_examples']} examples, {how}",
-        f"memory            about {whole} with all of the model, block by block at least {least}",
-        f"kept inputs       {sizes['held_bytes']}, temporary files {sizes['disk_bytes']}",
-        f"{target}  about {sizes['file_bytes']}",
+        f"memory         about {whole} with all of the model, block by block at least {least}",
+        f"kept inputs    {sizes['held_bytes']}, temporary files {sizes['disk_bytes']}",
+        f"file           about {sizes['file_bytes']}, {target}",
     )
