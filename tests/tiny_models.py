@@ -37,7 +37,7 @@ def bert_config(**options: Any) -> Any:
 
 def llama_config(**options: Any) -> Any:
     settings = {"vocab_size": 24, "num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3}
-    return LlamaConfig(**SIZES, **settings | options)
+    return LlamaConfig(**SIZES | settings | options)
 
 
 EXPERTS = {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2}

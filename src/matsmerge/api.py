@@ -23,6 +23,7 @@ from matsmerge.engine.lora_extraction import prepare_extraction
 from matsmerge.engine.manifest import Outcome, describe_inputs, make_manifest
 from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.engine.merge_run import RunOptions, merge_in_memory, merge_to_folder
+from matsmerge.engine.merge_series import merge_series, prepare_series
 from matsmerge.engine.merged import Merged
 from matsmerge.engine.output_folder import MANIFEST, check_target
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
@@ -32,9 +33,10 @@ from matsmerge.methods.method import Method
 from matsmerge.progress import AnyProgress, Stopwatch, listener
 from matsmerge.recipes.method_spec import as_plain
 from matsmerge.recipes.recipe import Recipe, make_recipe, short_names
-from matsmerge.recipes.recipe_file import read_recipe
+from matsmerge.recipes.recipe_file import read_recipes
 
 Models = Sequence[Source] | Mapping[str, Source]
+Recipes = Recipe | list[Recipe] | str | Path
 AllStatistics = Sequence[StatisticsSource] | Mapping[str, StatisticsSource]
 # A path, or a mapping with `path` and options, for each model.
 DataSource = str | Path | Mapping[str, Any]
@@ -47,6 +49,7 @@ class PlannedMerge:
 
     prepared: PreparedMerge
     notes: tuple[str, ...]  # what was decided without being asked
+    earlier: tuple[PreparedMerge, ...] = ()  # merges whose results it uses, in their order
 
     @property
     def recipe(self) -> Recipe:
@@ -59,13 +62,15 @@ class PlannedMerge:
     def peak_bytes(self, executor: Executor | None = None) -> int:
         """Memory that the merge takes at most, beyond the interpreter's own, about."""
         executor = executor or LocalExecutor()
-        working = self.prepared.plan.peak_bytes(executor.num_workers)
+        all_of_them = (*self.earlier, self.prepared)
+        working = max(one.plan.peak_bytes(executor.num_workers) for one in all_of_them)
         return min(working, executor.max_bytes) + self._held_bytes
 
     @property
     def least_bytes(self) -> int:
         """Memory that it takes at least, with one job after the other."""
-        return self.prepared.plan.peak_bytes(1) + self._held_bytes
+        least = max(one.plan.peak_bytes(1) for one in (*self.earlier, self.prepared))
+        return least + self._held_bytes
 
     @property
     def _held_bytes(self) -> int:
@@ -85,8 +90,13 @@ class PlannedMerge:
         allow_nonfinite: bool = False,
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
         trace: str | Path | None = None,
+        intermediates: str | Path | None = None,
     ) -> Merged:
-        """Merge into memory, or into a folder; see `matsmerge.merge`."""
+        """Merge into memory, or into a folder; see `matsmerge.merge`.
+
+        Merges that this one uses the results of are written to folders first, in a hidden one that
+        is deleted at the end, or to be kept in `intermediates`.
+        """
         watch = Stopwatch(listener(progress))
         options = RunOptions(
             executor=LocalExecutor() if executor is None else executor,
@@ -98,9 +108,17 @@ class PlannedMerge:
             max_shard_bytes=max_shard_bytes,
             trace=None if trace is None else local_path(trace),
         )
+        if out is None and self.earlier:
+            raise RecipeError("a recipe of several documents is merged into a folder; give out=")
         if out is None:
             return self._merge_in_memory(options, watch)
-        target = merge_to_folder(self.prepared, local_path(out), options)
+        target = local_path(out)
+        if self.earlier:
+            recipes = [one.recipe for one in (*self.earlier, self.prepared)]
+            kept = None if intermediates is None else local_path(intermediates)
+            merge_series(recipes, target, kept, options)
+        else:
+            target = merge_to_folder(self.prepared, target, options)
         seconds, models = watch.stop(), self.prepared.models
         made = {at: self._read(target / models[at], seconds) for at in self.recipe.trajectory}
         if not made:
@@ -133,7 +151,7 @@ class PlannedMerge:
 
 
 def merge(
-    models: Models | Recipe | str | Path,
+    models: Models | Recipes,
     base: Source | None = None,
     method: str | Mapping[str, Any] | Method = "average",
     *,
@@ -175,7 +193,7 @@ def merge(
 
 
 def plan(
-    models: Models | Recipe | str | Path,
+    models: Models | Recipes,
     base: Source | None = None,
     method: str | Mapping[str, Any] | Method = "average",
     *,
@@ -196,14 +214,14 @@ def plan(
 ) -> PlannedMerge:
     """Check everything a merge needs, before any weights are read.
 
-    `models` may be a mapping from names, which then name the files in `heads/`; or a recipe, or the
-    path of a recipe file, which say all the rest. `method` is a name, a name with options, or an
-    object of `matsmerge.methods`; `parameters` are its options. `statistics` are what `collect`
-    returned or wrote, in the order of the models or by their names; with `force` also those of
-    other models. `data` is what methods with `inputs="merged"`, such as `regmean++`, run the models
-    on: for each a file, or a mapping with `path` and what `mats collect` has as options. With
-    `match_heads`, the default of `mats_cross`, each model's head is matched to the merged model on
-    that data when it is written to a folder.
+    `models` may be a mapping from names, which then name the files in `heads/`; or a recipe, a list
+    of recipes that use each other's results, or the path of a recipe file, which say all the rest.
+    `method` is a name, a name with options, or an object of `matsmerge.methods`; `parameters` are
+    its options. `statistics` are what `collect` returned or wrote, in the order of the models or by
+    their names; with `force` also those of other models. `data` is what methods with
+    `inputs="merged"`, such as `regmean++`, run the models on: for each a file, or a mapping with
+    `path` and what `mats collect` has as options. With `match_heads`, the default of `mats_cross`,
+    each model's head is matched to the merged model on that data when it is written to a folder.
 
     Adapters of PEFT are models like others. Several LoRA or (IA)^3 adapters become one adapter
     again, or with `output="dense"` a full model; `rank` is that of the LoRA to make, and
@@ -213,12 +231,14 @@ def plan(
 
     Models whose tokenizers give tokens different ids are refused, unless `ignore_tokenizers`.
     """
-    if isinstance(models, (str, Path, Recipe)):
-        recipe, notes = _given_recipe(models)
+    recipes, notes = _given_recipes(models)
+    if recipes:
         if base is not None or method != "average" or parameters or weights or statistics or data:
             raise RecipeError("a recipe says models, base, method and weights itself; leave it out")
-        prepared = prepare(recipe, force=force)
-        return PlannedMerge(prepared, (*notes, *prepared.notes))
+        *earlier, prepared = prepare_series(recipes, force=force)
+        said = [note for one in (*earlier, prepared) for note in one.notes]
+        return PlannedMerge(prepared, tuple(dict.fromkeys([*notes, *said])), tuple(earlier))
+    assert not isinstance(models, (str, Path, Recipe))
     named = dict(models) if isinstance(models, Mapping) else _named(models)
     _refuse_twice(named)
     weight_of: dict[str, float] = _by_name("weights", weights, list(named))
@@ -319,14 +339,19 @@ def extract_lora(
     return planned.merge(out, executor=executor, progress=progress, overwrite=overwrite)
 
 
-def _given_recipe(given: Recipe | str | Path) -> tuple[Recipe, list[str]]:
+def _given_recipes(given: Any) -> tuple[list[Recipe], list[str]]:
+    """Recipes that were given, or are in a file; none where models were given."""
     if isinstance(given, Recipe):
+        return [given], []
+    if isinstance(given, list) and given and all(isinstance(one, Recipe) for one in given):
         return given, []
+    if not isinstance(given, (str, Path)):
+        return [], []
     if Path(given).suffix not in (".yaml", ".yml"):
         raise RecipeError(
             "models must be a list of models, a mapping from names to models, or a recipe (.yaml)"
         )
-    return read_recipe(local_path(given))
+    return read_recipes(local_path(given))
 
 
 T = TypeVar("T")

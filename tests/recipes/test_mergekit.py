@@ -52,7 +52,7 @@ def test_ties_with_the_base_among_the_models() -> None:
     assert [m.name for m in recipe.models] == ["a", "b-v2"]
     assert recipe.method.name == "ties"
     assert recipe.method.parameters == {
-        "trim": "parameter", "density": 1.0, "normalize": True, "scale": 0.5,
+        "trim": "parameter", "normalize": True, "scale": 0.5,
     }  # fmt: skip
     assert recipe.models[1].density == [1, 0.5, 0.1]
     assert "int8_mask" in notes[0]
@@ -133,35 +133,157 @@ def test_adapters_on_the_base() -> None:
         "{merge_method: ties, base_model: b, parameters: {weight: 1, density: 0.5}, "
         "models: [{model: b+owner/lora}, {model: c}]}"
     )
-    assert [m.model for m in recipe.models] == ["owner/lora", "c"]
-    assert (recipe.base, recipe.output) == ("b", "dense")
+    assert [m.model for m in recipe.models] == ["b+owner/lora", "c"]
+    assert recipe.base == "b"
+
+
+def test_models_with_adapters_and_revisions() -> None:
+    recipe, _ = translate(
+        """
+        merge_method: linear
+        models:
+          - model: {model: {path: owner/a, revision: v1}, lora: {path: owner/l, revision: v2}}
+          - model: {model: owner/a, lora: owner/m}
+        parameters: {weight: 1}
+        """
+    )
+    assert [m.model for m in recipe.models] == ["owner/a@v1+owner/l@v2", "owner/a+owner/m"]
+
+
+def test_what_mergekit_ignores_is_noted() -> None:
+    recipe, notes = translate(
+        """
+        merge_method: task_arithmetic
+        base_model: b
+        models:
+          - {model: b, parameters: {weight: 9}}
+          - {model: a, parameters: {weight: 1, density: 0.5}, comment: mine}
+        parameters: {lamda: 2, int8_mask: true}
+        dtype: torch.bfloat16
+        normalise: true
+        """
+    )
+    assert [m.model for m in recipe.models] == ["a"]
+    assert recipe.method.parameters == {"normalize": False, "scale": 1.0}
+    assert recipe.dtype == "bfloat16"
+    for text in (
+        "'lamda'.*did you mean 'lambda'",
+        "int8_mask",
+        "density",
+        "'normalise'",
+        "'comment'",
+    ):
+        assert any(re.search(text, note) for note in notes), (text, notes)
+
+
+def test_slices_become_a_stack() -> None:
+    recipe, _ = translate(
+        """
+        merge_method: ties
+        base_model: base
+        slices:
+          - sources:
+              - {model: a, layer_range: [0, 2], parameters: {weight: [1, 0]}}
+              - {model: base, layer_range: [0, 2]}
+          - sources: [{model: a, layer_range: [1, 4]}]
+            merge_method: passthrough
+            parameters: {scale: [{filter: o_proj, value: 0}, {value: 0.5}]}
+          - sources:
+              - {model: a, layer_range: [3, 4]}
+              - {model: c, layer_range: [3, 4]}
+            base_model: c
+            parameters: {weight: 2, density: 0.3}
+        """
+    )
+    assert [m.name for m in recipe.models] == ["c", "a"]
+    (stack,) = recipe.stack
+    assert stack.num_layers == 6
+    assert [stack.models_at(i) for i in range(3)] == [("a",), ("a",), ("a",)]
+    assert [stack.base_at(i) for i in range(3)] == [("base", 0), ("base", 1), ("c", 3)]
+    names = ["embed", *(f"layers.{i}.{p}" for i in range(6) for p in ("mlp", "o_proj")), "norm"]
+    taking = dict.fromkeys(names, ("a",))
+    found = make_rules(recipe, names, taking)
+    assert {n: found[n].method.name for n in names if "mlp" in n or "layers" not in n} == {
+        "embed": "ties", "layers.0.mlp": "ties", "layers.1.mlp": "ties",
+        "layers.2.mlp": "passthrough", "layers.3.mlp": "passthrough",
+        "layers.4.mlp": "passthrough", "layers.5.mlp": "ties", "norm": "ties",
+    }  # fmt: skip
+    weights = [found[n].weights[0] for n in ("embed", "layers.0.mlp", "layers.1.mlp", "norm")]
+    assert weights == [1, 1, 0, 2]
+    assert found["layers.5.mlp"].densities == (0.3,)
+    scales = [found[f"layers.3.{p}"].method.model_dump()["scale"] for p in ("mlp", "o_proj")]
+    assert scales == [0.5, 0]
+
+
+def test_modules_become_overrides() -> None:
+    recipe, notes = translate(
+        """
+        merge_method: linear
+        modules:
+          text_decoder:
+            models:
+              - {model: a, parameters: {weight: [{filter: mlp, value: 3}, {value: 1}]}}
+              - {model: b, parameters: {weight: 1}}
+          vision_tower:
+            models: [{model: b}]
+            parameters: {weight: 1}
+        """
+    )
+    names = [
+        "language_model.layers.0.mlp.w", "language_model.layers.0.attn.w",
+        "vision_tower.layers.0.mlp.w", "projector.w",
+    ]  # fmt: skip
+    found = [make_rules(recipe, names)[name] for name in names]
+    assert [rule.models for rule in found] == [("a", "b"), ("a", "b"), ("b",), ("a", "b")]
+    assert [rule.weights for rule in found[:3]] == [(3, 1), (1, 1), (1,)]
+    assert found[3].method.only_model == "a"
+    assert any("in no module" in note for note in notes)
+
+
+def test_models_whose_filters_have_another_order() -> None:
+    recipe, _ = translate(
+        """
+        merge_method: linear
+        models:
+          - {model: a, parameters: {weight: [{filter: mlp, value: 1}, {filter: w, value: 2}, {value: 3}]}}
+          - {model: b, parameters: {weight: [{filter: w, value: 4}, {filter: mlp, value: 5}, {value: 6}]}}
+        """
+    )
+    assert make_rules(recipe, NAMES)["layers.0.mlp.w"].weights == (1, 4)
+    assert make_rules(recipe, NAMES)["embed"].weights == (3, 6)
+
+
+def test_a_base_that_linear_counts_as_a_model() -> None:
+    recipe, _ = translate(
+        "{merge_method: linear, base_model: b, models: [{model: a}], parameters: {weight: 1}}"
+    )
+    assert [m.model for m in recipe.models] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("merge_method: nearswap", "merge_method 'nearswap' is not supported"),
-        ("{merge_method: linear, slices: []}", "key 'slices' is not supported"),
-        ("{merge_method: linear, models: [], tokenizer_source: union}", "key 'tokenizer_source'"),
-        ("{merge_method: linear, models: [], chat_template: auto}", "key 'chat_template'"),
+        ("{merge_method: nearest, models: [{model: a}]}", "merge_method 'nearest' is not supported"),
+        ("{merge_method: linear, slices: []}", "one of models, slices, modules, found none"),
+        ("{merge_method: linear, models: [{model: a}], slices: [{}]}", "found models, slices"),
         ("{merge_method: linear, models: 3}", "'models' must be a list"),
-        ("{merge_method: linear, models: [{model: a, layer_range: [0, 1]}]}", "'layer_range'"),
-        ("{merge_method: linear, models: [{model: a, parameters: {density: 1}}]}", "'density'"),
         ("{merge_method: linear, models: [{model: a, parameters: 3}]}", "expected a mapping"),
-        ("{merge_method: linear, models: [{model: a}], parameters: {lambda: 1}}", "'lambda'"),
-        ("{merge_method: linear, models: [{model: a}], parameters: {int8_mask: true}}", "'int8_mask'"),
-        ("{merge_method: linear, models: [{model: a}], base_model: b}", "counts 'base_model'"),
-        ("{merge_method: linear, models: [{model: a+x}, {model: b+y}]}", "adapters are on a, b"),
+        ("{merge_method: linear, models: [{model: a, parameters: {weight: 1}}], base_model: b}", "'weight' .* of b"),
         ("{merge_method: linear, models: [{model: 3}]}", "expected the name of a model"),
-        ("{merge_method: linear, models: [{model: {lora: x}}]}", "model reference"),
+        ("{merge_method: linear, models: [{model: {lora: x}}]}", "expected the name of a model"),
         ("{merge_method: slerp, models: [{model: a}, {model: b}], parameters: {t: 1}}", "base_model"),
-        ("{merge_method: slerp, models: [{model: a}, {model: b}], base_model: a}", "parameter 't'"),
+        ("{merge_method: slerp, models: [{model: a}, {model: b}], base_model: a}", "needs a 't'"),
         ("{merge_method: slerp, models: [{model: b}], base_model: a, parameters: {t: x}}", "numbers"),
         ("{merge_method: slerp, models: [{model: b}], base_model: a, parameters: {t: [{filter: x, value: 1}]}}", "'t' for every"),
         ("{merge_method: linear, models: [{model: a}]}", "needs a 'weight'"),
-        ("{merge_method: [linear]}", "is not supported"),
-        ("{merge_method: model_stock, base_model: c, models: [{model: a}], parameters: {filter_wise: true}}", "'filter_wise'"),
+        ("{merge_method: [linear], models: [{model: a}]}", "is not supported"),
         ("{merge_method: ties, base_model: c, models: [{model: a, parameters: {weight: [{val: 1}]}}]}", "'value'"),
+        ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [2, 1]}]}]}", "FIRST, LAST"),
+        ("{merge_method: passthrough, slices: [{sources: [{model: a}]}]}", "slices.0: expected layer_range"),
+        ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [1, 3], parameters: {scale: [{filter: layers.1., value: 2}]}}]}]}", "names a layer"),
+        ("{merge_method: linear, modules: {x: {models: [{model: a}]}, x.y: {models: [{model: a}]}}, parameters: {weight: 1}}", "overlap"),
+        ("{merge_method: linear, modules: {x: {}}}", "either models or slices"),
+        ("{merge_method: linear, models: [{model: a}], parameters: {weight: 1}, tokenizer: {}, tokenizer_source: base}", "say the same"),
     ],
 )  # fmt: skip
 def test_refused_by_name(text: str, message: str) -> None:

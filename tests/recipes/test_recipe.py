@@ -53,7 +53,7 @@ def test_a_method_may_be_an_object() -> None:
         ({"method": {"name": "ties", "scale": "much"}}, "scale: .*valid number.* found 'much'"),
         ({"method": {"name": "slerp", "t": 0.3}}, "weights say where to stop"),
         ({"method": {"name": "ties", "weight": 2}}, "weights belong to the models"),
-        ({"method": {"name": "passthrough"}}, "model: is required"),
+        ({"method": {"name": "passthrough"}}, "say which with model"),
         ({"method": {"name": "passthrough", "model": "z"}}, "no model 'z'; there is a, b"),
         ({"models": []}, "models: list should have at least 1 item"),
         ({"models": ["a", "a"]}, "the model a is given twice"),

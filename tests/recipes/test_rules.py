@@ -9,7 +9,7 @@ import matsmerge
 from matsmerge import RecipeError
 from matsmerge.methods.options import at_depth
 from matsmerge.recipes.recipe import make_recipe
-from matsmerge.recipes.rules import layer_depths, make_rules
+from matsmerge.recipes.rules import find_places, make_rules
 
 NAMES = ["embed", "layers.0.attn", "layers.0.mlp", "layers.1.mlp", "layers.2.mlp", "norm"]
 
@@ -21,7 +21,7 @@ def rules(**data: Any) -> Any:
 
 def test_depth() -> None:
     names = ["x.w", "enc.block.0.a.5.w", "enc.block.3.w", "dec.block.1.w", "one.0.w", "7.w"]
-    assert list(layer_depths(names).values()) == [0, 0, 1, 1, 1, 1]
+    assert [place.depth for place in find_places(names).values()] == [0, 0, 1, 1, 1, 1]
 
 
 @given(values=st.lists(st.floats(-10, 10), min_size=1, max_size=5), depth=st.floats(0, 1))
@@ -130,7 +130,7 @@ def test_overrides_that_do_not_go_together() -> None:
     with pytest.raises(RecipeError, match=r"layers.0.mlp: override.*unknown parameter 'scale'"):
         rules(
             overrides=[
-                {"match": "*.mlp", "method": {"name": "passthrough", "model": "a"}},
+                {"match": "*.mlp", "method": {"name": "average"}},
                 {"match": "layers.0.*", "method": {"scale": 0.5}},
             ]
         )

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,25 +107,36 @@ def read_json(path: Path) -> dict[str, Any]:
     return read_json_as(path, dict[str, Any], CheckpointError)
 
 
-def copy_companions(companions: Iterable[Path], target: Path, dtype: str | None) -> None:
-    """Copy them, with the dtype in `config.json` set to what was written."""
+def copy_companions(
+    companions: Iterable[Path],
+    target: Path,
+    dtype: str | None,
+    changes: Mapping[str, Any] | None = None,
+) -> None:
+    """Copy them, with the dtype in `config.json` set to what was written, and other changes."""
     for path in companions:
         shutil.copyfile(path, target / path.name)
     config_path = target / "config.json"
-    if dtype is None or not config_path.exists():
+    if not config_path.exists():
         return
     config = read_json(config_path)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    if config.get(key) != dtype:
-        config[key] = dtype
-        config_path.write_text(json.dumps(config, indent=2) + "\n")
+    changed = _changed(config, {**({key: dtype} if dtype else {}), **(changes or {})})
+    if changed != config:
+        config_path.write_text(json.dumps(changed, indent=2) + "\n")
+
+
+def _changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration with changes, also in its parts."""
+    parts = {k: _changed(config[k], v) for k, v in changes.items() if isinstance(v, Mapping)}
+    return {**config, **changes, **parts}
 
 
 def add_chat_template(template: Any, folder: Path) -> None:
-    """Put a chat template where transformers looks for it."""
-    path = folder / CONFIG
-    if isinstance(template, str) and not path.exists():
-        (folder / TEMPLATE).write_text(template, encoding="utf-8")
+    """Put a chat template where transformers looks for it, in place of another."""
+    path, own_file = folder / CONFIG, folder / TEMPLATE
+    if isinstance(template, str) and (own_file.exists() or not path.exists()):
+        own_file.write_text(template, encoding="utf-8")
         return
     config = read_json(path) if path.exists() else {}
     path.write_text(json.dumps({**config, "chat_template": template}, indent=2) + "\n")

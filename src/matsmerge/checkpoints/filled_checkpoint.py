@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 
 
@@ -41,13 +43,24 @@ class FilledCheckpoint(Checkpoint):
     def origin(self) -> Checkpoint:
         return self._of or self
 
+    def read_dtype(self, name: str) -> torch.dtype:
+        source, stored = self._sources.get(name), self.specs[name].dtype
+        if source is None or source.checkpoint.specs[source.name].dtype != stored:
+            return stored
+        return source.checkpoint.read_dtype(source.name)
+
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         source = self._sources.get(name)
         if source is None:
             assert self._fill is not None, f"only the shape of '{name}' is known"
             buffer.tensor.fill_(self._fill)
-        elif source.checkpoint.specs[source.name].dtype == buffer.tensor.dtype:
+        elif source.checkpoint.read_dtype(source.name) == buffer.tensor.dtype:
             source.checkpoint.read_into(buffer, source.name, start)
         else:
             stop = start + len(buffer.tensor)
             buffer.tensor.copy_(source.checkpoint.read(source.name, start, stop))
+
+    def prefetch(self, name: str, start: int, stop: int) -> None:
+        source = self._sources.get(name)
+        if source is not None:
+            source.checkpoint.prefetch(source.name, start, stop)

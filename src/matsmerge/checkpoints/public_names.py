@@ -19,6 +19,8 @@ def public_name(source: str) -> str:
     """
     if not _is_local(source) and (found := _SPLIT.fullmatch(source)):
         return f"{public_name(found[1])}{found[2]}"
+    if "+" in source and not local_path(source).exists():  # a model and an adapter on it
+        return "+".join(public_name(part) if part else part for part in source.split("+"))
     if not _is_local(source):
         return source
     name = PurePath(source).name

@@ -12,6 +12,7 @@ from matsmerge.cli import (
     extract_command,
     inspect_command,
     merge_command,
+    mergekit_command,
     stats_command,
 )
 from matsmerge.cli.method_flags import MergeCommand
@@ -41,6 +42,7 @@ app.command("train")(train_command.train)
 app.command("collect")(collect_command.collect)
 app.command("advise")(advise_command.advise)
 app.command("merge", cls=MergeCommand)(merge_command.merge)
+app.command("mergekit")(mergekit_command.mergekit)
 app.command("evaluate")(evaluate_command.evaluate)
 app.command("tune")(tune_command.tune)
 app.command("extract-lora")(extract_command.extract_lora)

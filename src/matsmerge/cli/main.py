@@ -117,7 +117,7 @@ def _interrupted(arguments: Sequence[str], number: int | None) -> int:
 
 def _how_to_continue(arguments: Sequence[str]) -> str:
     match list(arguments[:2]):
-        case ["merge" | "collect" | "train" | "tune", *_]:
+        case ["merge" | "mergekit" | "collect" | "train" | "tune", *_]:
             return "; continue with --resume"
         case ["demo", *_] | ["experiment", "run" | "resume"]:
             return "; the same command continues"

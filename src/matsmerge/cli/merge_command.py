@@ -71,9 +71,9 @@ def merge(
                 "a recipe file says models, base, method, weights, statistics, data and "
                 "parameters itself; give either the file or these options"
             )
-        checked, notes = _from_file(general.recipe, changes)
+        recipes, notes = _from_file(general.recipe, changes)
     else:
-        checked, notes = _from_options(parts, method, changes), []
+        recipes, notes = [_from_options(parts, method, changes)], []
     memory = parse_bytes(running.max_memory) if running.max_memory else None
     executor = matsmerge.LocalExecutor(running.workers, memory, fork=True)
     max_shard_bytes = parse_bytes(files.shard_size)
@@ -86,11 +86,11 @@ def merge(
         check_file(solving.trace, overwrite=running.overwrite)
 
     keep_freed_memory()
-    loads = any(entry.data for entry in checked.models)
+    loads = any(entry.data for recipe in recipes for entry in recipe.models)
     with screen.status("loading the models") if loads else nullcontext():
-        planned = matsmerge.plan(checked, force=solving.force)
+        planned = matsmerge.plan(recipes, force=solving.force)
     screen.notes([*notes, *planned.notes])
-    _check_memory(planned, executor)
+    check_memory(planned, executor)
     described = describe(planned, executor, max_shard_bytes)
     if running.dry_run or out is None:
         show_plan(planned, described, executor, out, screen)
@@ -106,11 +106,12 @@ def merge(
             allow_nonfinite=general.allow_nonfinite,
             max_shard_bytes=max_shard_bytes,
             trace=solving.trace,
+            intermediates=files.intermediates,
         )
     screen.result({"out": str(out), **described})
     show_solutions(merged, screen)
     show_energies(merged.report.get("lora", {}), screen)
-    screen.say(f"{len(checked.models)} models merged into {out}")
+    screen.say(f"{len(planned.recipe.models)} models merged into {out}")
 
 
 def _parse_list(text: str | None) -> list[int]:
@@ -137,17 +138,18 @@ def _parse_list(text: str | None) -> list[int]:
     return list(numbers)
 
 
-def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[Recipe, list[str]]":
+def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list[str]]":
+    """The recipes of a file, the last of them with what the command line changes."""
     from matsmerge.recipes.recipe import make_recipe
-    from matsmerge.recipes.recipe_file import read_recipe
+    from matsmerge.recipes.recipe_file import read_recipes
 
-    recipe, notes = read_recipe(path)
+    (*earlier, recipe), notes = read_recipes(path)
     data = recipe.model_dump(mode="json", exclude_defaults=True)
     data |= {key: value for key, value in changes.items() if value}
     if changes["match_heads"] is not None:
         data["match_heads"] = changes["match_heads"]
     data["heads"] = [*recipe.heads, *changes["heads"]]
-    return make_recipe(data), notes
+    return [*earlier, make_recipe(data)], notes
 
 
 def _from_options(
@@ -171,7 +173,7 @@ def _from_options(
     )
 
 
-def _check_memory(planned: "PlannedMerge", executor: "Executor") -> None:
+def check_memory(planned: "PlannedMerge", executor: "Executor") -> None:
     if planned.least_bytes > executor.max_bytes:
         raise RecipeError(
             f"this merge needs at least {format_bytes(planned.least_bytes)} of memory and "

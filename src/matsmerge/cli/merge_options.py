@@ -86,6 +86,10 @@ class OutputFiles(Options):
     shard_size: str = option("5GB", metavar="SIZE")
     """Largest file to write."""
 
+    intermediates: Path | None = option(metavar="FOLDER")
+    """Of a recipe of several documents: folder to keep the other results in. Default: they are
+    deleted at the end."""
+
 
 class Adapters(Options):
     """What concerns adapters."""

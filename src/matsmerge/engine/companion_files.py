@@ -7,9 +7,9 @@ import torch
 
 from matsmerge.adapters.adapter import CONFIG
 from matsmerge.checkpoints.checkpoint import dtype_name
-from matsmerge.checkpoints.companions import add_chat_template, copy_companions
+from matsmerge.checkpoints.companions import add_chat_template, copy_companions, read_json
 from matsmerge.checkpoints.safetensors_header import encode_header
-from matsmerge.engine.model_card import make_model_card
+from matsmerge.engine.model_card import make_mergekit_config, make_model_card
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
 from matsmerge.engine.worker import FINAL
@@ -20,7 +20,7 @@ def write_companions(
 ) -> None:
     """Write heads, configuration, tokenizer, card and paths into a model's folder."""
     _write_heads(prepared, folder)
-    copy_companions(prepared.companions, folder, _single_dtype(prepared))
+    copy_companions(prepared.companions, folder, _single_dtype(prepared), prepared.config_changes)
     if prepared.chat_template is not None:
         add_chat_template(prepared.chat_template, folder)
     config = prepared.output.config
@@ -29,8 +29,11 @@ def write_companions(
     write_paths(prepared, folder)
     name = name.encode(errors="backslashreplace").decode()  # of a folder whose name is no text
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
-    card = make_model_card(prepared, title, _library(folder))
+    card = make_model_card(prepared, title, *_loader(folder))
     (folder / "README.md").write_text(card, encoding="utf-8")
+    config_for_mergekit = make_mergekit_config(prepared.recipe)
+    if config_for_mergekit is not None and config is None:
+        (folder / "mergekit_config.yml").write_text(config_for_mergekit, encoding="utf-8")
 
 
 def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
@@ -44,10 +47,15 @@ def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
                     file.write(model.checkpoint[name].view(-1).view(torch.uint8).numpy().data)
 
 
-def _library(folder: Path) -> str | None:
-    """The library that loads a folder, by its configuration files."""
-    files = {"config.json": "transformers", "adapter_config.json": "peft"}
-    return next((name for file, name in files.items() if (folder / file).exists()), None)
+def _loader(folder: Path) -> tuple[str | None, str | None]:
+    """The library that loads a folder, and what of it, by its configuration files."""
+    if (folder / CONFIG).exists():
+        return "peft", "AutoPeftModel"
+    if not (folder / "config.json").exists():
+        return None, None
+    classes = read_json(folder / "config.json").get("architectures")
+    is_named = isinstance(classes, list) and classes and str(classes[0]).isidentifier()
+    return "transformers", str(classes[0]) if is_named else "AutoModel"
 
 
 def _single_dtype(prepared: PreparedMerge) -> str | None:

@@ -79,7 +79,6 @@ def make_manifest(
 ) -> dict[str, Any]:
     """What was done. No times in it: the same merge gives the same bytes."""
     rules = list(dict.fromkeys(p.rule for p in prepared.plan.parameters))
-    names = [entry.name for entry in prepared.recipe.models]
     squares: dict[str, float] = {}
     solved: dict[str, Any] = {}
     energies: dict[str, float] = {}
@@ -104,7 +103,7 @@ def make_manifest(
         "tied": dict(prepared.alignment.tied),
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
         **({"lora": lora} if lora else {}),
-        "rules": [_describe_rule(rule, names) for rule in rules],
+        "rules": [_describe_rule(rule) for rule in rules],
         "parameters": {
             p.name: {
                 "shape": list(p.spec.shape),
@@ -143,13 +142,13 @@ def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
                     file.write(f"{json.dumps(line)}\n".encode())
 
 
-def _describe_rule(rule: Rule, names: list[str | None]) -> dict[str, Any]:
+def _describe_rule(rule: Rule) -> dict[str, Any]:
     return {
         "method": rule.method.name,
         **{k: v for k, v in rule.method.model_dump(mode="json").items() if k != "name"},
-        "weights": dict(zip(names, rule.weights, strict=True)),
+        "weights": dict(zip(rule.models, rule.weights, strict=True)),
         **(
-            {"densities": dict(zip(names, rule.densities, strict=True))}
+            {"densities": dict(zip(rule.models, rule.densities, strict=True))}
             if rule.method.own_density is not None
             else {}
         ),

@@ -22,7 +22,7 @@ from matsmerge.adapters.adapter_folder import open_base, read_adapter
 from matsmerge.adapters.joint_space import CoreSpace, JointCheckpoint, JointSpace
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
-from matsmerge.checkpoints.source import Source, open_checkpoint, resolved
+from matsmerge.checkpoints.source import Source, local_path, open_checkpoint, resolved
 from matsmerge.errors import CheckpointError, RecipeError
 from matsmerge.problems import noted
 from matsmerge.recipes.recipe import Recipe
@@ -58,7 +58,7 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
     for name, source in wanted.items():
         with noted(problems, CheckpointError):
             label = None if isinstance(source, (str, Path)) else name
-            opened[name] = open_checkpoint(source, label)
+            opened[name] = open_model(source, label)
             adapter = read_adapter(opened[name])
             if adapter is not None:
                 adapters[name] = adapter
@@ -82,6 +82,36 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
     if view == "vectors":
         return _as_vectors(inputs, heads)
     return _joint(inputs, heads, recipe.align) if view == "joint" else _folded(inputs)
+
+
+class FoldedModel(AdaptedCheckpoint):
+    """A model that an adapter is folded into, named together as `model+adapter`."""
+
+    def __init__(self, label: str, model: Checkpoint, adapter: Adapter) -> None:
+        super().__init__(model, adapter, names_in_base(adapter, model))
+        self.label, self.folder = label, model.folder
+
+    @property
+    def origin(self) -> Checkpoint:
+        return self  # neither of the two says alone what it is
+
+
+def open_model(source: Source, label: str | None = None) -> Checkpoint:
+    """Open a checkpoint, or a model with an adapter on it."""
+    name, plus, added = source.partition("+") if isinstance(source, str) else ("", "", "")
+    if not plus or local_path(str(source)).exists():
+        return open_checkpoint(source, label)
+    return fold_into(open_checkpoint(name), added, label or str(source))
+
+
+def fold_into(model: Checkpoint, added: str, label: str) -> Checkpoint:
+    """A model with an adapter folded in."""
+    adapter = read_adapter(open_checkpoint(added))
+    if adapter is None:
+        raise CheckpointError(f"{label}: {added} is a full model; expected MODEL+ADAPTER")
+    folded = FoldedModel(label, model, adapter)
+    check_ties(folded)
+    return folded
 
 
 def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> tuple[View, bool]:

@@ -16,6 +16,8 @@ from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import read_text
 from matsmerge.files.strict_yaml import parse_yaml
 from matsmerge.markdown_text import escape, fenced
+from matsmerge.recipes.mergekit_export import to_mergekit
+from matsmerge.recipes.recipe import Recipe
 from matsmerge.version import __version__
 
 if TYPE_CHECKING:
@@ -68,8 +70,10 @@ def _texts(value: Any) -> list[str]:
     return [text for text in values if isinstance(text, str)]
 
 
-def make_model_card(prepared: "PreparedMerge", title: str, library: str | None) -> str:
-    """A model card that says what was merged and how; `library` is what loads the model."""
+def make_model_card(
+    prepared: "PreparedMerge", title: str, library: str | None, loader: str | None = None
+) -> str:
+    """A model card that says what was merged and how; `loader` of a `library` loads the model."""
     recipe, notes = prepared.recipe, prepared.public_notes
     adapted = (prepared.output.config or {}).get("base_model_name_or_path")
     base = recipe.base or adapted
@@ -77,11 +81,16 @@ def make_model_card(prepared: "PreparedMerge", title: str, library: str | None) 
     metadata = {
         **prepared.inherited,
         # The hub lists an adapter with the model it is on.
-        "base_model": [_hub_name(s) for s in ([base] if base else []) + sources]
+        "base_model": [
+            _hub_name(part)
+            for source in dict.fromkeys([*([base] if base else []), *sources])
+            for part in source.split("+")  # a model and an adapter on it
+        ]
         if adapted is None
         else _hub_name(adapted),
+        **({"base_model_relation": "merge"} if adapted is None else {}),
         **({"library_name": library} if library else {}),
-        "tags": ["merge", "matsmerge"],
+        "tags": ["merge", "mergekit", "matsmerge"],
     }
     rows = "\n".join(
         f"| {escape(_hub_name(e.model))} | {_number(e.weight)} |" for e in recipe.models
@@ -91,10 +100,27 @@ def make_model_card(prepared: "PreparedMerge", title: str, library: str | None) 
     noted = f"\n## Notes\n\n{listed}" if notes else ""
     code = yaml.safe_dump(recipe.published, sort_keys=False)
     return (
-        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {escape(title)}\n\n"
+        f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {escape(recipe.name or title)}\n"
+        "\n"
         f"Merged by **{escape(recipe.method.name)}** with matsmerge {__version__}.\n{on}\n"
-        f"| model | weight |\n|---|---|\n{rows}\n{noted}\n## Recipe\n\n{fenced(code, 'yaml')}\n"
+        f"| model | weight |\n|---|---|\n{rows}\n{_how_to_load(title, library, loader)}{noted}\n"
+        f"## Recipe\n\n{fenced(code, 'yaml')}\n"
     )
+
+
+def _how_to_load(title: str, library: str | None, loader: str | None) -> str:
+    """The lines of Python that load the model, where it is known what does."""
+    if library is None or loader is None:
+        return ""
+    code = f"from {library} import {loader}\n\nmodel = {loader}.from_pretrained({title!r})\n"
+    return f"\n## Loading\n\n{fenced(code, 'python')}\n"
+
+
+def make_mergekit_config(recipe: Recipe) -> str | None:
+    """The recipe as mergekit's YAML, with names in place of paths; None if it cannot be said."""
+    names = [entry.model for entry in recipe.models] + ([recipe.base] if recipe.base else [])
+    config = to_mergekit(recipe, {name: public_name(name) for name in names})
+    return None if config is None else yaml.safe_dump(config, sort_keys=False)
 
 
 def _hub_name(source: str) -> str:

@@ -200,7 +200,7 @@ def make_plan(
             continue
         if method.measured_over == "model":
             # Parameters that only differ in, say, their scale are still ranked together.
-            key = method.measured_as, parameter.rule.densities
+            key = method.measured_as, parameter.rule.densities, parameter.rule.models
             together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)
@@ -262,7 +262,13 @@ def read_by(parameter: Parameter, alignment: Alignment) -> tuple[AlignedModel, .
     method = parameter.rule.method
     if method.only_model is not None:
         return tuple(m for m in alignment.everyone if m.name == method.only_model)
-    return alignment.everyone if method.reads_base else alignment.models
+    taking = taking_part(parameter.rule, alignment)
+    return (*taking, alignment.base) if method.reads_base and alignment.base else taking
+
+
+def taking_part(rule: Rule, alignment: Alignment) -> tuple[AlignedModel, ...]:
+    """The models that take part in the parameters of a rule."""
+    return tuple(m for m in alignment.models if m.name in rule.models)
 
 
 def make_jobs(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.checkpoints.alignment import Alignment, align, matches
+from matsmerge.checkpoints.chat_templates import choose_template
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.public_names import public_name, public_text
@@ -20,6 +21,7 @@ from matsmerge.engine.model_card import inherit_metadata
 from matsmerge.engine.plan import Plan, make_plan
 from matsmerge.engine.prefix_merge import PrefixMerge
 from matsmerge.engine.prefix_preparation import prepare_prefix, read_data
+from matsmerge.engine.stacked_models import stack_models
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.method import Method
@@ -48,7 +50,8 @@ class PreparedMerge:
     prefix: PrefixMerge | None = None
     heads: HeadMatching | None = None  # where heads are matched to the merged model
     inherited: Mapping[str, Any] = field(default_factory=dict)  # of the models' cards
-    chat_template: Any = None  # the models', where the companions have none
+    chat_template: Any = None  # to write, where it is not that of the companions
+    config_changes: Mapping[str, Any] = field(default_factory=dict)  # of config.json
 
     @property
     def models(self) -> dict[int | None, str]:
@@ -117,6 +120,9 @@ def prepare(
         sources_of_files = list(inputs.models.values())
     of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
     tokenizers = _compare_tokenizers(recipe, inputs, of.folder if of else None)
+    stacked = stack_models(recipe, inputs)
+    config_changes = stacked.config_changes(of)
+    inputs = stacked.inputs
     alignment = align(
         inputs.models,
         inputs.base,
@@ -125,8 +131,8 @@ def prepare(
         may_differ=lambda name: _taken_from_one(recipe, name),
         tokenizer_problems=tokenizers.problems,
     )
-    check_patterns(recipe, alignment.names)
-    rules = make_rules(recipe, alignment.names)
+    unused = check_patterns(recipe, alignment.names)
+    rules = make_rules(recipe, alignment.names, stacked.taking)
     if inputs.view == "vectors":
         rules = {n: replace(rule, method=rule.method.for_vectors()) for n, rule in rules.items()}
     elif inputs.view == "joint":
@@ -187,12 +193,13 @@ def prepare(
         evidence,
         output,
         companions,
-        (*inputs.notes, *alignment.notes, *tokenizers.notes, *code, *card_notes, *along),
+        (*inputs.notes, *alignment.notes, *tokenizers.notes, *unused, *code, *card_notes, *along),
         inputs.pretrained,
         prefix,
         heads,
         inherited,
         tokenizers.chat_template,
+        config_changes,
     )
 
 
@@ -204,6 +211,10 @@ def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> 
         None if base is None else ("the base", base.folder),
         output,
     )
+    if recipe.chat_template is not None:
+        folders = [model.folder for model in (*inputs.models.values(), base) if model]
+        found.chat_template, said = choose_template(recipe.chat_template, folders, output)
+        found.notes += said
     if recipe.ignore_tokenizers:
         ignored = [f"ignored: {problem.partition(';')[0]}" for problem in found.problems]
         return Comparison([], [*found.notes, *ignored], found.chat_template)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, dtype_name
-from matsmerge.engine.plan import Job, Parameter, PlannedSite, read_by
+from matsmerge.engine.plan import Job, Parameter, PlannedSite, read_by, taking_part
 from matsmerge.errors import NonFiniteError
 from matsmerge.linalg.low_rank import nearest_factors
 from matsmerge.methods.layer import LayerWork
@@ -75,7 +75,7 @@ class Worker:
     def _copy(self, planned: PlannedSite, sinks: Sinks) -> None:
         """Take what is not merged from one model: they are equal unless one was chosen."""
         parameter = planned.parameter
-        name = parameter.rule.method.only_model or self.alignment.models[0].name
+        name = parameter.rule.method.only_model or parameter.rule.models[0]
         source = next(m for m in self.alignment.everyone if m.name == name)
         for start in range(planned.start, planned.stop, BLOCK_ELEMENTS):
             stop = min(start + BLOCK_ELEMENTS, planned.stop)
@@ -178,7 +178,8 @@ class Worker:
         # What was measured has been read before, and checked then.
         read = partial(self._read, parameter, not known and not self.allow_nonfinite)
         start, stop = planned.span(parameter)
-        models = zip(self.alignment.models, rule.weights, rule.densities, strict=True)
+        taking = taking_part(rule, self.alignment)
+        models = zip(taking, rule.weights, rule.densities, strict=True)
         return Site(
             parameter.name,
             tuple(parameter.spec.shape),

@@ -31,6 +31,10 @@ class _StrictLoader(yaml.SafeLoader):
         self._depth = 0
         self._sizes: dict[int, int] = {}  # of complete nodes, aliases expanded
 
+    def compose_document(self) -> Any:
+        self._sizes.clear()  # of nodes of the document before, which are gone
+        return super().compose_document()  # type: ignore[no-untyped-call]
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         self._depth += 1
@@ -118,12 +122,23 @@ def read_yaml(path: Path, error_type: type[MatsError]) -> Any:
     return parse_yaml(read_text(path, error_type, _MAX_BYTES), str(path), error_type)
 
 
+def read_yaml_documents(path: Path, error_type: type[MatsError]) -> list[Any]:
+    """Read a YAML file of one or several documents; empty ones are left out."""
+    found = _parse(read_text(path, error_type, _MAX_BYTES), str(path), error_type, yaml.load_all)
+    return [one for one in found if one is not None] or [None]
+
+
 def parse_yaml(text: str, where: str, error_type: type[MatsError]) -> Any:
     """Parse YAML; `where` it was found is named in errors."""
+    return _parse(text, where, error_type, yaml.load)
+
+
+def _parse(text: str, where: str, error_type: type[MatsError], load: Any) -> Any:
     if len(text) > _MAX_BYTES:
         raise error_type(f"{where}: more than {_MAX_BYTES:,} characters of YAML")
     try:
-        found = yaml.load(text, Loader=_StrictLoader)
+        found = load(text, Loader=_StrictLoader)
+        found = list(found) if load is yaml.load_all else found
         check_unicode(text, found)
         return found
     except (yaml.YAMLError, RecursionError, ValueError, OverflowError) as error:

@@ -1,5 +1,7 @@
 """Taking a parameter from one model as it is."""
 
+from collections.abc import Iterable
+
 from pydantic import Field
 from torch import Tensor
 
@@ -8,17 +10,27 @@ from matsmerge.methods.site import Site
 
 
 class Passthrough(Method):
-    """theta = theta_m for one chosen model m; most useful in an override."""
+    """theta = scale * theta_m for one model m; for stacks, and in overrides."""
 
     name = "passthrough"
 
-    model: str = Field(description="the name of the model to take it from, or 'base'")
+    model: str | None = Field(
+        None, description="the name of the model to take it from, or 'base'; by default the only"
+    )
+    scale: float = Field(1.0, description="factor on the model's values")
 
     @property
-    def only_model(self) -> str:
+    def only_model(self) -> str | None:
         return self.model
+
+    def refusals(self, num_models: int) -> Iterable[str]:
+        if self.model is None and num_models > 1:
+            yield f"takes one model, and {num_models} take part; say which with model: NAME"
 
     def merge(self, site: Site) -> Tensor:
         if self.model == "base":
-            return site.load_base()
-        return next(task for task in site.tasks if task.model == self.model).load()
+            values = site.load_base()
+        else:
+            task = next(t for t in site.tasks if self.model in (None, t.model))
+            values = task.load()
+        return values if self.scale == 1 else values.mul_(self.scale)

@@ -1,242 +1,421 @@
-"""Translating mergekit's YAML for the methods we share.
+"""Translating mergekit's YAML into recipes.
 
-What has no counterpart here is refused by name, never ignored.
+What mergekit ignores is noted. What it does and we cannot do is refused by name.
 """
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from matsmerge.errors import RecipeError, closest
-from matsmerge.recipes.recipe import short_names
+from matsmerge.methods.method import Method
+from matsmerge.problems import noted
+from matsmerge.recipes.mergekit_methods import (
+    MergekitMethod,
+    added_options,
+    find_method,
+    is_unused,
+    our_name,
+)
+from matsmerge.recipes.mergekit_settings import (
+    Conditions,
+    Settings,
+    as_override,
+    filtered,
+    patterns_within,
+    read_setting,
+    unfiltered,
+    weights_on_arc,
+)
+from matsmerge.recipes.recipe import ModelOverride, Recipe, short_names
 
-_SAME = ("task_arithmetic", "ties", "dare_ties", "dare_linear", "slerp", "model_stock")
-_METHODS = {"linear": "average", **{name: name for name in _SAME}}
-_KEYS = ("merge_method", "models", "parameters", "base_model", "dtype", "out_dtype")
-# mergekit's name -> ours, for parameters of the whole merge and of one model
-_SCALED = {"normalize": "normalize", "lambda": "scale"}
-_SHARED: Mapping[str, Mapping[str, str]] = {
-    "linear": {"normalize": "normalize"},
-    "task_arithmetic": _SCALED,
-    "ties": _SCALED,
-    "dare_ties": {**_SCALED, "rescale": "rescale"},
-    "dare_linear": {**_SCALED, "rescale": "rescale"},
-    "slerp": {},
-    "model_stock": {},
-}
-_PER_MODEL: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("linear", "task_arithmetic"), ("weight",)),
-    **dict.fromkeys(("ties", "dare_ties", "dare_linear"), ("weight", "density")),
-    **dict.fromkeys(("slerp", "model_stock"), ()),
-}
-# What mergekit assumes where its defaults are not ours.
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "ties": {"trim": "parameter", "density": 1.0},
-    "dare_ties": {"normalize": False, "density": 1.0},
-    "dare_linear": {"density": 1.0},
+_LISTS = ("models", "slices", "modules")
+_KEYS = (
+    *("merge_method", "parameters", "base_model", "dtype", "out_dtype", "tokenizer_source"),
+    *("tokenizer", "chat_template", "name"),
+)
+# Parameters of the parts that mergekit names, where their names do not begin so.
+_MODULES = {
+    "default": ["*"],
+    "text_decoder": [
+        *("*language_model*", "model.layers.*", "model.embed_tokens*", "model.norm*", "lm_head*"),
+    ],
+    "vision_tower": ["*vision_tower*", "*visual.blocks*", "*visual.patch*", "*visual.pos_embed*"],
+    "vision_model": ["*vision_model*"],
+    "multi_modal_projector": ["*multi_modal_projector*", "*visual.merger*", "*deepstack*"],
+    "encoder": ["encoder.*", "model.encoder.*"],
+    "decoder": ["decoder.*", "model.decoder.*", "lm_head*", "proj_out*"],
 }
 
 
 def from_mergekit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Our recipe, as plain data, for a mergekit configuration; with notes on the translation."""
-    kind = data["merge_method"]
-    if not isinstance(kind, str) or kind not in _METHODS:
-        raise RecipeError(
-            f"mergekit's merge_method '{kind}' is not supported{closest(str(kind), _METHODS)}"
-        )
-    translation = _Translation(kind, data)
+    translation = _Translation(data)
     recipe = translation.recipe()
-    RecipeError.raise_all(translation.problems)
-    return recipe, translation.notes
+    RecipeError.raise_all(dict.fromkeys(translation.problems))
+    return recipe, list(dict.fromkeys(translation.notes))
+
+
+def read_tokenizer_choice(data: Mapping[str, Any]) -> Any:
+    """What `tokenizer` or `tokenizer_source` is as the recipe's `tokenizer`; None for neither.
+
+    A source alone is a mapping with nothing else; models in it are named as they are.
+    """
+    given, source = data.get("tokenizer"), data.get("tokenizer_source")
+    if given is not None and source is not None:
+        raise RecipeError("tokenizer and tokenizer_source say the same; give one of them")
+    return given if source is None else {"source": source}
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Models that are merged with each other, and the settings for that.
+
+    `wheres` say which parameters it is for, as overrides do; none where it is for all. `scopes` are
+    parameters of the merge, those that count more first.
+    """
+
+    kind: str
+    sources: Sequence[tuple[str, Mapping[str, Any]]]  # model, its own parameters
+    base: str | None
+    scopes: Sequence[Mapping[str, Any]]
+    wheres: Sequence[Mapping[str, Any]] = ({},)
+    is_renumbered: bool = False  # whether its layers have other numbers than in the models
+
+    @property
+    def paths(self) -> list[str]:
+        return [path for path, _ in self.sources]
 
 
 @dataclass
 class _Translation:
-    kind: str
     data: Mapping[str, Any]
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    overrides: list[dict[str, Any]] = field(default_factory=list)
-    adapted: list[str] = field(default_factory=list)  # models under an adapter: `model+adapter`
+    stacks: list[dict[str, Any]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)  # of all models, in their order
 
     def recipe(self) -> dict[str, Any]:
-        self.problems += [
-            f"mergekit's key '{key}' is not supported; remove it or use mergekit for this merge"
-            for key in self.data
-            if key not in _KEYS
-        ]
-        base = self.data.get("base_model")
-        base = None if base is None else self._path(base)
-        shared = self._mapping(self.data.get("parameters"), "parameters")
-        given = self.data.get("models")
-        if not isinstance(given, list) or not all(isinstance(m, Mapping) for m in given):
-            self.problems.append("'models' must be a list of entries with a 'model' each")
+        data = self.data
+        for key in data.keys() - {*_KEYS, *_LISTS}:
+            self.notes.append(f"mergekit ignores the key '{key}'{closest(key, _KEYS)}")
+        given = [key for key in _LISTS if data.get(key)]
+        if len(given) != 1:
+            found = ", ".join(given) or "none"
+            self.problems.append(f"expected one of {', '.join(_LISTS)}, found {found}")
             return {}
-        paths = [self._path(entry.get("model")) for entry in given]
-        own = [self._mapping(e.get("parameters"), p) for e, p in zip(given, paths, strict=True)]
-        for entry, path in zip(given, paths, strict=True):
-            self.problems += [
-                f"mergekit's key '{key}' of model {path} is not supported"
-                for key in entry
-                if key not in ("model", "parameters")
-            ]
-        if self.kind == "slerp":
-            if base is None:
-                self.problems.append("mergekit's slerp needs 'base_model': where t = 0 is")
-                return {}
-            if base not in paths:
-                paths, own = [base, *paths], [{}, *own]
-        elif self.kind != "linear":
-            # mergekit lists the base among the models; it has no task vector.
-            kept = [i for i, path in enumerate(paths) if path != base]
-            paths, own = [paths[i] for i in kept], [own[i] for i in kept]
-        elif base is not None and base not in paths:
-            self.problems.append(
-                "mergekit's linear counts 'base_model' as a model: list it under 'models', or "
-                "remove it"
-            )
-
-        names = short_names(paths)
-        method: dict[str, Any] = {"name": _METHODS[self.kind], **_DEFAULTS.get(self.kind, {})}
-        models = [{"model": p, "name": n} for p, n in zip(paths, names, strict=True)]
-        for key, value in shared.items():
-            self._shared(key, value, method)
-        for i, (name, parameters) in enumerate(zip(names, own, strict=True)):
-            for key in parameters.keys() - set(_PER_MODEL[self.kind]):
-                self.problems.append(
-                    f"mergekit's parameter '{key}' of model {paths[i]} is not supported for "
-                    f"{self.kind}{closest(key, _PER_MODEL[self.kind])}"
-                )
-            if "weight" in _PER_MODEL[self.kind] and not any(
-                _always_applies(source.get("weight")) for source in (parameters, shared)
-            ):
-                self.problems.append(
-                    f"mergekit needs a 'weight' for every parameter of model {paths[i]}; add one "
-                    "without a filter"
-                )
-            for key in _PER_MODEL[self.kind]:
-                # The shared setting holds only where the model's own has no answer.
-                if key in shared and not _always_applies(parameters.get(key)):
-                    self._set(models[i], key, shared[key], name)
-                if key in parameters:
-                    self._set(models[i], key, parameters[key], name)
-        if self.kind == "slerp":
-            self._slerp(shared.get("t"), models, paths.index(base or ""))
-        recipe: dict[str, Any] = {"models": models, "method": method}
+        base = self._path(data["base_model"]) if data.get("base_model") else None
+        groups = list(self._groups(given[0], base))
+        settled = []
+        for group in groups:
+            with noted(self.problems, RecipeError):
+                settled.append((group, *self._settle(group)))
+        if self.problems:
+            return {}
+        names = dict(zip(self.paths, short_names(self.paths), strict=True))
+        recipe: dict[str, Any] = {
+            "models": [{"model": path, "name": names[path]} for path in self.paths],
+            "overrides": [],
+        }
+        if self.stacks:
+            recipe["stack"] = _renamed(self.stacks, names)
+        base = base or next((group.base for group in groups if group.base), None)
+        _, _, (method, values) = settled[0]
+        recipe["method"] = method | unfiltered(values).get(None, {})
+        if given[0] == "modules" and not any(g.wheres == ({},) for g in groups):
+            first = "base" if base else names[self.paths[0]]
+            recipe["method"] = {"name": "passthrough", "model": first}
+            self.notes.append(f"what is in no module is taken from {base or self.paths[0]}")
+        for group, models, (own, values) in settled:
+            self._apply(group, models, own, values, names, recipe)
         if base is not None:
             recipe["base"] = base
-        if self.adapted:
-            recipe |= {"base": self.adapted[0], "output": "dense"}
-            if {base or self.adapted[0], *self.adapted} != {self.adapted[0]}:
-                self.problems.append(
-                    f"adapters are on {', '.join(sorted(set(self.adapted)))}, and the base is "
-                    f"{base}; adapters on other models than the base must be folded into them "
-                    "first (mats merge --output dense)"
-                )
-        if self.overrides:
-            recipe["overrides"] = self.overrides
-        dtype = self.data.get("out_dtype") or self.data.get("dtype")
-        if dtype is not None:
-            recipe["dtype"] = dtype
+        self._files(recipe)
         return recipe
 
-    def _shared(self, key: str, value: Any, method: dict[str, Any]) -> None:
-        if key in _PER_MODEL[self.kind] or (self.kind == "slerp" and key == "t"):
+    def _files(self, recipe: dict[str, Any]) -> None:
+        """What is written beside the weights, and how these are stored."""
+        data = self.data
+        dtype = data.get("out_dtype") or data.get("dtype")
+        if dtype is not None:
+            recipe["dtype"] = str(dtype).removeprefix("torch.")
+        for key in ("name", "chat_template"):
+            if data.get(key) is not None:
+                recipe[key] = str(data[key])
+        with noted(self.problems, RecipeError):
+            tokenizer = read_tokenizer_choice(data)
+            if tokenizer is not None and "tokenizer" in Recipe.model_fields:
+                recipe["tokenizer"] = tokenizer
+
+    # What is merged with what.
+
+    def _groups(self, key: str, base: str | None) -> Iterator[_Group]:
+        whole = [self._mapping(self.data.get("parameters"), "parameters")]
+        kind = self.data["merge_method"]
+        if key != "modules":
+            yield from self._module(self.data, kind, base, whole, None)
             return
-        if key == "int8_mask" and self.kind not in ("linear", "slerp", "model_stock"):
-            self.notes.append(
-                "int8_mask: saves memory in mergekit and does not change the result; not needed"
-            )
-        elif key in _SHARED[self.kind]:
-            self._set(method, _SHARED[self.kind][key], value)
-        else:
-            known = [*_SHARED[self.kind], *_PER_MODEL[self.kind]]
-            self.problems.append(
-                f"mergekit's parameter '{key}' is not supported for {self.kind}"
-                f"{closest(key, known)}"
-            )
-
-    def _set(self, place: dict[str, Any], key: str, setting: Any, model: str | None = None) -> None:
-        """Set a parameter of the method or of a model, or where a value is filtered override it."""
-        for value, pattern in self._conditions(setting):
-            if pattern is None:
-                place[key] = value
-            else:
-                change = {key: value}
-                what = {"method": change} if model is None else {"models": {model: change}}
-                self.overrides.append({"match": pattern, **what})
-
-    def _slerp(self, setting: Any, models: list[dict[str, Any]], start: int) -> None:
-        if not _always_applies(setting):
-            self.problems.append("mergekit's slerp needs the parameter 't' for every parameter")
-            return
-        first, second = models[start], models[1 - start] if len(models) == 2 else models[start]
-
-        for t, pattern in self._conditions(setting):
-            try:
-                rest = [1 - float(v) for v in t] if isinstance(t, list) else 1 - float(t)
-                t = [float(v) for v in t] if isinstance(t, list) else float(t)
-            except (TypeError, ValueError):
-                self.problems.append(f"mergekit's slerp parameter 't' must be numbers, found {t!r}")
+        modules = self._mapping(self.data["modules"], "modules")
+        names = sorted(modules, key=lambda name: name != "default")  # others win
+        for a in names:
+            for b in names:
+                if a != b and f"{b}.".startswith(f"{a}."):
+                    self.problems.append(f"the modules {a} and {b} overlap; name each part once")
+        for name in names:
+            module = self._mapping(modules[name], name)
+            match = None if names == ["default"] else name
+            scopes = [self._mapping(module.get("parameters"), f"{name}.parameters"), *whole]
+            given = [k for k in ("models", "slices") if module.get(k)]
+            if len(given) != 1:
+                self.problems.append(f"modules.{name}: expected either models or slices")
                 continue
-            if pattern is None:
-                first["weight"], second["weight"] = rest, t
-            else:
-                weights = {first["name"]: {"weight": rest}, second["name"]: {"weight": t}}
-                self.overrides.append({"match": pattern, "models": weights})
+            yield from self._module(module, kind, base, scopes, match)
 
-    def _conditions(self, setting: Any) -> list[tuple[Any, str | None]]:
-        """Each value with the pattern it is for, in an order in which the last one wins."""
-        items = [setting] if isinstance(setting, Mapping) else setting
-        if not (isinstance(items, list) and any(isinstance(v, Mapping) for v in items)):
-            return [(setting, None)]
-        conditions: list[tuple[Any, str | None]] = []
-        for item in items:
-            known = {"value", "filter"}
-            if not isinstance(item, Mapping) or "value" not in item or item.keys() - known:
-                self.problems.append(f"expected entries with 'value' and 'filter', found {item!r}")
-                return []
-            text = item.get("filter")
-            if text in (None, "*"):  # in mergekit the first condition that holds decides
-                conditions.append((item["value"], None))
-                break
-            conditions.append((item["value"], f"*{_escape(str(text))}*"))
-        return conditions[::-1]
+    def _module(
+        self,
+        given: Mapping[str, Any],
+        kind: str,
+        base: str | None,
+        scopes: Sequence[Mapping[str, Any]],
+        module: str | None,
+    ) -> Iterator[_Group]:
+        match = {} if module is None else {"match": _MODULES.get(module, [f"{module}.*"])}
+        if given.get("models"):
+            sources = [self._source(e, "models") for e in self._entries(given["models"], "models")]
+            yield _Group(kind, sources, base, scopes, (match,))
+            return
+        slices = self._entries(given["slices"], "slices")
+        layers: list[dict[str, Any]] = []
+        start = 0
+        for i, one in enumerate(slices):
+            where = f"slices.{i}"
+            self._note_unknown(one, ("sources", "parameters", "base_model", "merge_method"), where)
+            entries = self._entries(one.get("sources"), f"{where}.sources")
+            sources = [self._source(entry, where, "layer_range") for entry in entries]
+            ranges = [self._range(entry.get("layer_range"), where) for entry in entries]
+            if not sources or None in ranges:
+                continue
+            own = self._path(one["base_model"]) if one.get("base_model") else base
+            stop = start + ranges[0][1] - ranges[0][0]
+            wheres = [{**match, "layers": [start, stop]}]
+            wheres += [{**match, "layers": "before"}] if i == 0 else []
+            wheres += [{**match, "layers": "after"}] if i == len(slices) - 1 else []
+            group = _Group(
+                one.get("merge_method", kind),
+                sources,
+                own,
+                [self._mapping(one.get("parameters"), where), *scopes],
+                tuple(wheres) if len(slices) > 1 else (match,),
+                any(r[0] != start for r in ranges),
+            )
+            layers.append(self._layers(group, ranges, base))
+            start = stop
+            yield group
+        self.stacks.append({**match, "layers": layers})
+
+    def _layers(self, group: _Group, ranges: Sequence[Any], base: str | None) -> dict[str, Any]:
+        """The ranges of a slice, by the paths of the models; the base's where it is not one."""
+        found: dict[str, Any] = dict(zip(group.paths, ranges, strict=True))
+        if len(found) < len(ranges):
+            self.problems.append(f"slices: {', '.join(group.paths)}: a model is given twice")
+        with noted(self.problems, RecipeError):
+            if not self._is_apart(group):
+                return found
+        of_base = found.pop(str(group.base), None)
+        if not found:
+            self.problems.append(f"slices: {group.base}: there is no model besides the base")
+        elif group.base != base:
+            if of_base is None:
+                self.problems.append(f"slices: list the base {group.base} among the sources")
+            self._add([str(group.base)])
+            found["base"] = {"model": group.base, "layers": of_base}
+        elif of_base is not None:
+            found["base"] = of_base
+        return found
+
+    @staticmethod
+    def _is_apart(group: _Group) -> bool:
+        """Whether a group's base is the base of our method, and not one of the models."""
+        known, ours = find_method(group.kind)
+        return group.base is not None and known.base != "ignored" and _has_base(known, ours)
+
+    def _add(self, paths: Iterable[str]) -> None:
+        self.paths += [path for path in dict.fromkeys(paths) if path not in self.paths]
+
+    # How it is merged.
+
+    def _settle(self, group: _Group) -> tuple[list[str], tuple[dict[str, Any], Settings]]:
+        """The models of a group, its method, and the values of all its parameters."""
+        known, ours = find_method(group.kind)
+        base, paths, is_sliced = group.base, group.paths, "layers" in str(group.wheres)
+        if known.base == "required" and base is None:
+            raise RecipeError(f"mergekit's {group.kind} needs 'base_model'")
+        is_alone = group.kind == "passthrough" or bool(self.stacks) or is_sliced
+        is_model = not is_alone if known.base == "ignored" else not _has_base(known, ours)
+        if base is not None and base not in paths and is_model:
+            paths = [*paths, base]  # mergekit adds it
+        if self._is_apart(group):
+            paths = [path for path in paths if path != base]
+        elif ours.num_models == 2 and base in paths:
+            paths = [str(base), *(path for path in paths if path != base)]  # t = 0 is there
+        self._add(paths)
+        own = dict(group.sources)
+        values: Settings = {}
+        method = {"name": ours.name, **added_options(ours)}
+        if known.base == "optional" and base is not None and "task_vectors" in ours.model_fields:
+            method["task_vectors"] = True
+        for key in sorted({k for scope in (*group.scopes, *own.values()) for k in scope}):
+            if key not in known.shared and key not in known.own:
+                hint = closest(key, [*known.shared, *known.own])
+                self.notes.append(f"mergekit ignores the parameter '{key}' for {group.kind}{hint}")
+            elif is_unused(group.kind, key):
+                self.notes.append(f"{key}: does not change what {group.kind} gives; not needed")
+        for key, default in known.shared.items():
+            if is_unused(group.kind, key):
+                continue
+            found = read_setting(key, group.scopes, default, group.kind, self.problems)
+            if key == "t" and our_name(ours, key) is None:
+                weights = weights_on_arc(found, self.problems)
+                values |= {(p, "weight"): w for p, w in zip(paths, weights, strict=False)}
+            else:
+                self._set_method(ours, key, found, default, values)
+        for key, default in known.own.items():
+            if is_unused(group.kind, key):
+                continue
+            of_models = {
+                path: read_setting(
+                    key,
+                    [own.get(path, {}), *group.scopes],
+                    default,
+                    path,
+                    self.problems,
+                    is_renumbered=group.is_renumbered,
+                )
+                for path in paths
+            }
+            if key in ModelOverride.model_fields:
+                values |= {(path, key): found for path, found in of_models.items()}
+            elif len({str(found) for found in of_models.values()}) > 1:
+                self.problems.append(
+                    f"{group.kind}: '{key}' differs between models, and here it is one for all; "
+                    "give all models the same"
+                )
+            else:
+                self._set_method(ours, key, next(iter(of_models.values())), default, values)
+        return paths, (method, values)
+
+    def _set_method(
+        self,
+        ours: type[Method],
+        key: str,
+        found: Conditions,
+        default: Any,
+        values: Settings,
+    ) -> None:
+        name = our_name(ours, key)
+        if name is not None:
+            values[None, name] = found
+            return
+        self.problems += [
+            f"'{key}: {value}' is not supported for {ours.name}, only {default}; make this part of "
+            "the merge with mergekit, and give its result as a model"
+            for value, _ in found
+            if value != default
+        ]
+
+    def _apply(
+        self,
+        group: _Group,
+        models: Sequence[str],
+        method: dict[str, Any],
+        values: Settings,
+        names: Mapping[str, str],
+        recipe: dict[str, Any],
+    ) -> None:
+        """Write a group's values into the recipe: as its own, or as overrides."""
+        for where in group.wheres:
+            found = unfiltered(values)
+            change = method | found.pop(None, {})
+            if where:
+                is_fixed = not any(isinstance(value, list) for value in change.values())
+                only = {} if "layers" in where else {"only": [names[path] for path in models]}
+                is_known = change == recipe["method"] and is_fixed
+                override = as_override({} if is_known else change, found, names) | only
+                if override:
+                    recipe["overrides"].append({**where, **override, "required": False})
+            else:
+                for entry in recipe["models"]:
+                    entry |= found.get(entry["model"], {})
+            for pattern, changes in filtered(values):
+                override = as_override(changes.pop(None, {}), changes, names)
+                match = list(patterns_within(pattern, where.get("match")))
+                recipe["overrides"].append({**where, "match": match, **override, "required": False})
+
+    # The pieces of the file.
+
+    def _entries(self, given: Any, where: str) -> list[Mapping[str, Any]]:
+        if isinstance(given, list) and all(isinstance(entry, Mapping) for entry in given):
+            return given
+        self.problems.append(f"'{where}' must be a list of mappings, found {str(given)[:60]!r}")
+        return []
+
+    def _source(
+        self, entry: Mapping[str, Any], where: str, *more: str
+    ) -> tuple[str, Mapping[str, Any]]:
+        path = self._path(entry.get("model"))
+        self._note_unknown(entry, ("model", "parameters", *more), f"{where}: {path}")
+        return path, self._mapping(entry.get("parameters"), path)
+
+    def _note_unknown(self, given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+        for key in given.keys() - set(known):
+            self.notes.append(f"{where}: mergekit ignores the key '{key}'{closest(key, known)}")
+
+    def _range(self, given: Any, where: str) -> Any:
+        is_range = isinstance(given, list) and [type(v) for v in given] == [int, int]
+        if is_range and 0 <= given[0] < given[1]:
+            return given
+        self.problems.append(f"{where}: expected layer_range: [FIRST, LAST + 1], found {given!r}")
+        return None
 
     def _mapping(self, value: Any, where: str) -> Mapping[str, Any]:
-        if value is None:
-            return {}
-        if not isinstance(value, Mapping):
-            self.problems.append(f"{where}: expected a mapping of parameters, found {value!r}")
-            return {}
-        return value
+        if value is None or isinstance(value, Mapping):
+            return value or {}
+        self.problems.append(f"{where}: expected a mapping, found {value!r}")
+        return {}
 
     def _path(self, reference: Any) -> str:
-        if isinstance(reference, Mapping):
-            inner = reference.get("model")
-            if isinstance(inner, Mapping) and reference.keys() == {"model"} and "path" in inner:
-                revision = f"@{inner['revision']}" if inner.get("revision") else ""
-                if inner.keys() <= {"path", "revision"}:
-                    return f"{inner['path']}{revision}"
-            self.problems.append(f"mergekit's model reference {dict(reference)!r} is not supported")
-            return "?"
-        if not isinstance(reference, str):
-            self.problems.append(f"expected the name of a model, found {reference!r}")
-            return "?"
-        model, plus, adapter = reference.partition("+")
-        if plus:
-            self.adapted.append(model)
-            return adapter
-        return reference
+        """`path@revision+adapter@revision` of any of the ways to write it."""
+        if isinstance(reference, str):
+            return reference
+        if isinstance(reference, Mapping) and reference.keys() <= {
+            "model",
+            "lora",
+            "path",
+            "revision",
+        }:
+            if "path" in reference:
+                revision = reference.get("revision")
+                return f"{reference['path']}@{revision}" if revision else str(reference["path"])
+            if reference.get("model"):
+                lora = reference.get("lora")
+                return self._path(reference["model"]) + (f"+{self._path(lora)}" if lora else "")
+        self.problems.append(f"expected the name of a model, found {reference!r}")
+        return "?"
 
 
-def _always_applies(setting: Any) -> bool:
-    items = setting if isinstance(setting, list) else [setting]
-    return setting is not None and any(
-        not isinstance(item, Mapping) or item.get("filter") in (None, "*") for item in items
-    )
+def _has_base(known: MergekitMethod, ours: type[Method]) -> bool:
+    return known.base == "optional" or ours.needs_base
 
 
-def _escape(text: str) -> str:
-    return re.sub(r"([*?\[])", r"[\1]", text)
+def _renamed(stacks: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Stacks with the names of models in place of their paths."""
+
+    def renamed(path: str, given: Any) -> tuple[str, Any]:
+        if isinstance(given, Mapping):
+            given = {**given, "model": names[given["model"]]}
+        return names.get(path, path), given
+
+    return [
+        {**stack, "layers": [dict(renamed(*pair) for pair in r.items()) for r in stack["layers"]]}
+        for stack in stacks
+    ]

@@ -1,6 +1,6 @@
 """The recipe: models, base, method, and what is different for some parameters."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,10 +19,12 @@ from matsmerge.checkpoints.public_names import path_names, without_paths
 from matsmerge.checkpoints.source import resolved
 from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
+from matsmerge.methods.method import Method
 from matsmerge.methods.parts import AnyMethod
 from matsmerge.problems import problems_of
 from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.recipes.model_data import ModelData, as_model_data
+from matsmerge.recipes.stack import LayerRange, Layers, Patterns, Stack, as_stacks
 
 # A number, or numbers spread evenly over the depth of the network.
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -71,20 +73,26 @@ class ModelOverride(_Strict):
     density: Depthwise | None = None
 
 
-def _as_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
-Patterns = Annotated[
-    list[str],
-    BeforeValidator(_as_list, json_schema_input_type=str | list[str]),
-]
-
-
 class Override(_Strict):
-    """What is different for the parameters whose names match. Later overrides win."""
+    """What is different for the parameters whose names match. Later overrides win.
 
-    match: Patterns = Field(min_length=1, description="patterns of parameter names, e.g. '*.mlp.*'")
+    With `layers` it is for those of these layers only, over which lists of numbers are spread.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["match"]}, {"required": ["layers"]}]}
+    )
+
+    match: Patterns = Field(
+        default_factory=lambda: ["*"],
+        min_length=1,
+        description="patterns of parameter names, e.g. '*.mlp.*'; with layers, by default all",
+    )
+    layers: LayerRange | Literal["before", "after"] | None = Field(
+        None,
+        description="[8, 16] for the layers 8 to 15 of the result; or what comes before all layers "
+        "(embeddings) or after them (norm, head)",
+    )
     method: Annotated[
         dict[str, Any] | None,
         BeforeValidator(as_plain, json_schema_input_type=AnyMethod | None),
@@ -92,12 +100,22 @@ class Override(_Strict):
     models: dict[str, ModelOverride] = Field(
         default_factory=dict, description="other weights or densities, by model name"
     )
+    only: list[str] | None = Field(
+        None, min_length=1, description="the models that take part; by default all"
+    )
+    required: bool = Field(True, description="whether it is an error if nothing matches")
 
     @model_validator(mode="after")
     def _changes_something(self) -> "Override":
-        if not self.method and not self.models:
-            raise ValueError("changes nothing; give it a method or models")
+        if not self.method and not self.models and self.only is None:
+            raise ValueError("changes nothing; give it a method, models or only")
+        if self.layers is None and "match" not in self.model_fields_set:
+            raise ValueError("say which parameters it is for, by match or layers")
         return self
+
+    def __str__(self) -> str:
+        layers = "" if self.layers is None else f", layers {self.layers}"
+        return f"override {self.match}{layers}"
 
 
 def _as_rank(value: Any) -> Any:
@@ -110,6 +128,11 @@ def _as_rank(value: Any) -> Any:
 class Recipe(_Strict):
     """A merge, written down."""
 
+    name: str | None = Field(
+        None,
+        pattern=r"^[\w. -]+$",
+        description="what the result is called, and how later documents of the file name it",
+    )
     models: list[
         Annotated[ModelEntry, BeforeValidator(_from_path, json_schema_input_type=str | ModelEntry)]
     ] = Field(min_length=1, description="the models to merge")
@@ -122,6 +145,14 @@ class Recipe(_Strict):
     )
     overrides: list[Override] = Field(
         default_factory=list, description="what is different for some parameters"
+    )
+    stack: Annotated[
+        list[Stack],
+        BeforeValidator(as_stacks, json_schema_input_type=list[Stack] | Layers),
+    ] = Field(
+        default_factory=list,
+        description="the layers of the result, as ranges of layers of the models; by default each "
+        "layer is merged with the same layers of the others",
     )
     heads: Patterns = Field(
         default_factory=list,
@@ -161,6 +192,11 @@ class Recipe(_Strict):
         "for methods of singular vectors",
     )
 
+    chat_template: str | None = Field(
+        None,
+        description="of the tokenizer: auto (what most models have), the name of a known one, or a "
+        "template; by default that of the base, or of the first model",
+    )
     ignore_tokenizers: bool = Field(
         False, description="merge models whose tokenizers give tokens different ids all the same"
     )
@@ -183,9 +219,14 @@ class Recipe(_Strict):
         names = [entry.name for entry in self.models]
         for override in self.overrides:
             problems += [
-                f"override {override.match}: there is no model '{name}'{closest(name, names)}"
-                for name in override.models.keys() - set(names)
+                f"{override}: there is no model '{name}'{closest(name, names)}"
+                for name in {*override.models, *(override.only or ())} - set(names)
             ]
+        problems += [
+            f"stack: there is no model '{name}'{closest(name, names)}"
+            for stack in self.stack
+            for name in stack.names - set(names)
+        ]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -206,7 +247,7 @@ class Recipe(_Strict):
         specs = [("", self.method)]
         for override in self.overrides:
             if override.method is not None:
-                specs.append((f"override {override.match}: ", self.overridden(override)))
+                specs.append((f"{override}: ", self.overridden(override)))
         return specs
 
     def overridden(self, override: Override) -> MethodSpec:
@@ -225,6 +266,11 @@ class Recipe(_Strict):
             for entry, place in zip(self.models, places, strict=True):
                 if place == resolved(self.base):
                     yield f"{entry.model} is both a model and the base; list it as the base only"
+
+    @property
+    def chooses_models(self) -> bool:
+        """Whether some parameters are merged of some models only."""
+        return bool(self.stack) or any(o.only is not None for o in self.overrides)
 
     @property
     def matches_heads(self) -> bool:
@@ -271,12 +317,8 @@ class Recipe(_Strict):
 
     def _method_problems(self, spec: MethodSpec) -> Iterable[str]:
         method = spec.at_depth(0)
-        if method.needed_models not in (None, len(self.models)):
-            yield (
-                f"method {spec.name} merges exactly {method.needed_models} models, "
-                f"{len(self.models)} given"
-            )
-        yield from (f"method {spec.name}: {r}" for r in method.refusals(len(self.models)))
+        if not self.chooses_models:
+            yield from method_refusals(method, len(self.models))
         if self.trajectory and spec is self.method:
             if not method.iterates:
                 yield f"trajectory: method {spec.name} has no iterations to write models of"
@@ -292,7 +334,16 @@ class Recipe(_Strict):
                     yield f"method {spec.name} has no density, but the model {entry.name} sets one"
             for override in self.overrides:
                 if not override.method and any(m.density for m in override.models.values()):
-                    yield f"method {spec.name} has no density, the override {override.match} does"
+                    yield f"method {spec.name} has no density, the {override} does"
+
+
+def method_refusals(method: Method, num_models: int) -> Iterator[str]:
+    """Why a method cannot merge so many models."""
+    if method.needed_models not in (None, num_models):
+        yield (
+            f"method {method.name} merges exactly {method.needed_models} models, {num_models} given"
+        )
+    yield from (f"method {method.name}: {r}" for r in method.refusals(num_models))
 
 
 def short_names(paths: Sequence[str], taken: Sequence[str] = ()) -> list[str]:

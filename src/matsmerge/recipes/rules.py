@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -12,63 +12,147 @@ from matsmerge.errors import RecipeError
 from matsmerge.methods.method import Method
 from matsmerge.methods.options import at_depth
 from matsmerge.problems import problems_of
-from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe import Override, Recipe, method_refusals
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
+# Embeddings and what else has its turn before the first layer.
+_BEFORE = re.compile(r"embed(?!_out)|wte|wpe|(^|\.)shared\.|position|patch|cls_token|pre_la?y")
+
+
 @dataclass(frozen=True)
 class Rule:
-    """A method with all its numbers, and each model's weight and density."""
+    """A method with all its numbers, and the weight and density of each model that takes part."""
 
     method: Method
     weights: tuple[float, ...]
     densities: tuple[float, ...]
+    models: tuple[str, ...] = ()  # their names
 
 
-def check_patterns(recipe: Recipe, names: Sequence[str]) -> None:
-    """Refuse an override that would never apply."""
-    RecipeError.raise_all(
-        f"the override pattern '{pattern}' matches no parameter, e.g. {names[0]}"
-        for override in recipe.overrides
-        for pattern in unmatched(override.match, names)
-    )
+@dataclass(frozen=True)
+class Place:
+    """Where a parameter is: in a layer of a stack, or before or after all layers."""
+
+    stack: str  # what comes before the number in its name: `model.layers`
+    layer: int | None
+    rest: str  # what comes after it
+    last: int = 0  # layer of the stack
+
+    @property
+    def is_before(self) -> bool:
+        return self.layer is None and bool(_BEFORE.search(self.rest))
+
+    @property
+    def depth(self) -> float:
+        """From 0 to 1; 0 for what is in no layer, 1 for the only layer of a stack."""
+        return 0.0 if self.layer is None else self.depth_within((0, self.last + 1))
+
+    def depth_within(self, layers: tuple[int, int] | str | None) -> float:
+        if layers is None:
+            return self.depth
+        if isinstance(layers, str) or self.layer is None:
+            return 0.0
+        first, stop = layers
+        return (self.layer - first) / (stop - first - 1) if stop - first > 1 else 1.0
+
+    def is_in(self, layers: tuple[int, int] | str | None) -> bool:
+        if layers is None:
+            return True
+        if isinstance(layers, str):
+            return self.layer is None and self.is_before == (layers == "before")
+        return self.layer is not None and self.layer in range(*layers)
 
 
-def make_rules(recipe: Recipe, names: Sequence[str]) -> dict[str, Rule]:
-    """The rule for every parameter; parameters treated alike share one rule."""
-    depths = layer_depths(names)
+def find_places(names: Iterable[str]) -> dict[str, Place]:
+    """Where each parameter is, by the first number in its name.
+
+    Layers are counted for each stack by itself (`encoder.block.3`, `decoder.block.3`).
+    """
+    places: dict[str, Place] = {}
+    last: dict[str, int] = {}
+    for name in names:
+        found = _LAYER.search(name)
+        if found:
+            stack, layer = name[: found.start()], int(found[1])
+            places[name] = Place(stack, layer, name[found.end() :])
+            last[stack] = max(last.get(stack, 0), layer)
+        else:
+            places[name] = Place("", None, name)
+    return {n: p if p.layer is None else replace(p, last=last[p.stack]) for n, p in places.items()}
+
+
+def check_patterns(recipe: Recipe, names: Sequence[str]) -> list[str]:
+    """Refuse an override that would never apply; notes on those that need not."""
+    places = find_places(names)
+    problems, notes = [], []
+    for override in recipe.overrides:
+        found = [f"the override pattern '{p}'" for p in unmatched(override.match, names)]
+        if not found and not any(_applies(override, n, places[n]) for n in names):
+            found = [f"the {override}"]
+        said = problems if override.required else notes
+        said += [f"{what} matches no parameter, e.g. {names[0]}" for what in found]
+    RecipeError.raise_all(problems)
+    return list(dict.fromkeys(notes))
+
+
+def _applies(override: Override, name: str, place: Place) -> bool:
+    return matches(name, override.match) and place.is_in(override.layers)
+
+
+def make_rules(
+    recipe: Recipe, names: Sequence[str], taking: Mapping[str, Sequence[str]] | None = None
+) -> dict[str, Rule]:
+    """The rule for every parameter; parameters treated alike share one rule.
+
+    `taking` are the models that take part in a parameter, by default all.
+    """
+    places = find_places(names)
+    everyone = [str(entry.name) for entry in recipe.models]
     rules: dict[tuple[Any, ...], Rule] = {}
     result: dict[str, Rule] = {}
     for name in names:
-        applying = tuple(i for i, o in enumerate(recipe.overrides) if matches(name, o.match))
-        key = applying, depths[name]
+        place = places[name]
+        own = recipe.overrides
+        applying = tuple(i for i, o in enumerate(own) if _applies(o, name, place))
+        depths = tuple(place.depth_within(own[i].layers) for i in applying)
+        chosen = tuple(m for m in everyone if m in (taking or {}).get(name, everyone))
+        key = applying, depths, place.depth, chosen
         if key not in rules:
-            rules[key] = _make_rule(recipe, applying, depths[name], name)
+            rules[key] = _make_rule(recipe, applying, place, chosen, name)
         result[name] = rules[key]
     return result
 
 
-def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str) -> Rule:
-    current = recipe
+def _make_rule(
+    recipe: Recipe, applying: Iterable[int], place: Place, chosen: Sequence[str], name: str
+) -> Rule:
+    current, depth = recipe, place.depth
     weights: dict[Any, Any] = {entry.name: entry.weight for entry in recipe.models}
     densities: dict[Any, Any] = {entry.name: entry.density for entry in recipe.models}
     where = name
     try:
         for override in (recipe.overrides[i] for i in applying):
-            where = f"{name}: override {override.match}"
+            where = f"{name}: {override}"
+            at = place.depth_within(override.layers)
             if override.method is not None:
-                spec = current.overridden(override)
+                spec = current.overridden(_settled(override, at))
                 current = current.model_copy(update={"method": spec})
             for model, change in override.models.items():
                 if change.weight is not None:
-                    weights[model] = change.weight
+                    weights[model] = at_depth(change.weight, at)
                 if change.density is not None:
-                    densities[model] = change.density
+                    densities[model] = at_depth(change.density, at)
+            if override.only is not None:
+                chosen = [model for model in chosen if model in override.only]
         where = name
         method = current.method.at_depth(depth)
     except ValidationError as error:
         raise RecipeError([f"{where}: {problem}" for problem in problems_of(error)]) from error
+    if recipe.chooses_models:
+        _check_chosen(name, method, chosen)
+    weights, densities = ({m: of[m] for m in chosen} for of in (weights, densities))
     default_density = 1.0 if method.own_density is None else method.own_density
     rule = Rule(
         method,
@@ -76,6 +160,7 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
         tuple(
             default_density if d is None else float(at_depth(d, depth)) for d in densities.values()
         ),
+        tuple(chosen),
     )
     if method.divides_by_weights and sum(rule.weights) == 0:
         raise RecipeError(
@@ -94,23 +179,23 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
     return rule
 
 
-def layer_depths(names: Sequence[str]) -> Mapping[str, float]:
-    """How deep in the network each parameter is, from 0 to 1, by the first number in its name.
-
-    Layers are counted for each stack by itself (`encoder.block.3`, `decoder.block.3`). What is in
-    no layer has depth 0; the only layer of a stack has depth 1.
-    """
-    layers: dict[str, tuple[str, int]] = {}
-    last: dict[str, int] = {}
-    for name in names:
-        found = _LAYER.search(name)
-        if found:
-            stack, index = name[: found.start()], int(found[1])
-            layers[name] = stack, index
-            last[stack] = max(last.get(stack, 0), index)
-    return {
-        name: (layers[name][1] / last[layers[name][0]] if last[layers[name][0]] else 1.0)
-        if name in layers
-        else 0.0
-        for name in names
+def _settled(override: Override, depth: float) -> Override:
+    """An override of some layers with the numbers that its method's lists have at a depth."""
+    if override.layers is None:
+        return override
+    method = {
+        key: at_depth(value, depth) if all(isinstance(v, (int, float)) for v in value) else value
+        for key, value in (override.method or {}).items()
+        if isinstance(value, list)
     }
+    return override.model_copy(update={"method": {**(override.method or {}), **method}})
+
+
+def _check_chosen(name: str, method: Method, chosen: Sequence[str]) -> None:
+    """Refuse a method that has no meaning for the models that take part in a parameter."""
+    problems = [f"{name}: {problem}" for problem in method_refusals(method, len(chosen))]
+    if not chosen:
+        problems = [f"{name}: no model takes part in it"]
+    elif method.only_model not in (None, "base", *chosen):
+        problems.append(f"{name}: the model {method.only_model} takes no part in it")
+    RecipeError.raise_all(problems)
