@@ -43,7 +43,7 @@ CHAT_TEMPLATES = {
     ),
     "exaone": _turns(
         "[|{{ message['role'] }}|]{{ message['content'] }}"
-        "{% if message['role'] == 'user' %}\n{% else %}[|endofturn|]\n{% endif %}",
+        "{% if message['role'] != 'user' %}[|endofturn|]{% endif %}{{ '\n' }}",
         "[|assistant|]",
     ),
 }

@@ -57,7 +57,7 @@ def _find_number(config: Mapping[str, Any], prefix: str, num_layers: int) -> tup
     parts = [name for name, value in config.items() if isinstance(value, dict)]
     kind = next((kind for kind in ("vision", "visual", "audio") if kind in prefix), "")
     if kind:
-        order = [p for p in parts if p.startswith(kind[:5])]
+        order = [p for p in parts if p.startswith(kind[:3])]
     else:
         order = ["", *(p for p in parts if p.startswith(("text", "llm", "language")))]
     side = next((side for side in ("decoder", "encoder") if side in prefix and not kind), "")
