@@ -115,6 +115,56 @@ def test_dare_defaults_are_mergekits() -> None:
         assert (method["normalize"], method["rescale"]) == (False, False)
 
 
+def test_shares_and_names_of_parameters() -> None:
+    recipe, _ = translate(
+        """
+        merge_method: della
+        base_model: base
+        models:
+          - {model: a, parameters: {weight: 1, density: 0.4, epsilon: [0.1, 0.3]}}
+          - {model: b, parameters: {weight: [{filter: mlp, value: 2}, {value: 1}], density: 0.5}}
+        parameters: {epsilon: 0.05, lambda: 0.9, rescale: false, int8_mask: true}
+        """
+    )
+    rules = make_rules(recipe, NAMES)
+    assert [s.epsilon for s in rules["layers.2.mlp.w"].shares] == [0.3, 0.05]
+    assert [s.density for s in rules["norm"].shares] == [0.4, 0.5]
+    method = rules["norm"].method.model_dump()
+    assert (method["scale"], method["rescale"], method["normalize"]) == (0.9, False, True)
+    with pytest.raises(RecipeError, match="gamma"):
+        translate(
+            "{merge_method: della, base_model: b, models: [{model: a, parameters: {gamma: 1}}]}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nearswap, parameters: {t: 0.1}, models: [{model: a}]", {"t": 0.1}),
+        ("sce, parameters: {select_topk: 0.3}, models: [{model: a}]", {"select_topk": 0.3}),
+        ("ramplus_tl, parameters: {r: 0.3}, models: [{model: a}]", {"r": 0.3}),
+        ("ram, parameters: {epsilon: 0.3}, models: [{model: a}]", {"epsilon": 0.3}),
+        ("arcee_fusion, models: [{model: a}, {model: base}]", {}),
+        (
+            "karcher, parameters: {max_iter: 3}, models: [{model: a}, {model: base}]",
+            {"max_iter": 3},
+        ),
+        (
+            "multislerp, parameters: {weight: 1, normalize_weights: false}, models: [{model: a}]",
+            {"normalize_weights": False, "task_vectors": True},
+        ),
+        (
+            "nuslerp, parameters: {weight: 1, nuslerp_flatten: false}, models: [{model: a}, {model: b}]",
+            {"nuslerp_flatten": False, "task_vectors": True},
+        ),
+    ],
+)
+def test_other_methods(text: str, expected: dict[str, Any]) -> None:
+    recipe, _ = translate(f"{{base_model: base, merge_method: {text}}}")
+    assert recipe.method.parameters == expected
+    assert len(recipe.models) == (2 if text.startswith(("karcher", "nuslerp")) else 1)
+
+
 def test_model_references() -> None:
     recipe, _ = translate(
         """
@@ -140,7 +190,7 @@ def test_adapters_on_the_base() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("merge_method: nearswap", "merge_method 'nearswap' is not supported"),
+        ("merge_method: nearswop", "merge_method 'nearswop' is not supported; did you mean"),
         ("{merge_method: linear, slices: []}", "key 'slices' is not supported"),
         ("{merge_method: linear, models: [], tokenizer_source: union}", "key 'tokenizer_source'"),
         ("{merge_method: linear, models: [], chat_template: auto}", "key 'chat_template'"),

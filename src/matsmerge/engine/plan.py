@@ -200,7 +200,7 @@ def make_plan(
             continue
         if method.measured_over == "model":
             # Parameters that only differ in, say, their scale are still ranked together.
-            key = method.measured_as, parameter.rule.densities
+            key = method.measured_as, parameter.rule.shares
             together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)

@@ -11,25 +11,40 @@ from typing import Any
 from matsmerge.errors import RecipeError, closest
 from matsmerge.recipes.recipe import short_names
 
-_SAME = ("task_arithmetic", "ties", "dare_ties", "dare_linear", "slerp", "model_stock")
+_SAME = (
+    *("task_arithmetic", "ties", "dare_ties", "dare_linear", "slerp", "model_stock", "nuslerp"),
+    *("multislerp", "karcher", "breadcrumbs", "breadcrumbs_ties", "della", "della_linear", "sce"),
+    *("ram", "ramplus_tl", "nearswap", "arcee_fusion"),
+)
 _METHODS = {"linear": "average", **{name: name for name in _SAME}}
 _KEYS = ("merge_method", "models", "parameters", "base_model", "dtype", "out_dtype")
 # mergekit's name -> ours, for parameters of the whole merge and of one model
 _SCALED = {"normalize": "normalize", "lambda": "scale"}
+_THINNED = {**_SCALED, "rescale": "rescale"}
 _SHARED: Mapping[str, Mapping[str, str]] = {
     "linear": {"normalize": "normalize"},
     "task_arithmetic": _SCALED,
-    "ties": _SCALED,
-    "dare_ties": {**_SCALED, "rescale": "rescale"},
-    "dare_linear": {**_SCALED, "rescale": "rescale"},
-    "slerp": {},
-    "model_stock": {},
+    **dict.fromkeys(("ties", "dare_ties", "dare_linear", "della", "della_linear"), _THINNED),
+    **dict.fromkeys(("breadcrumbs", "breadcrumbs_ties"), _THINNED),
+    **{kind: {} for kind in ("slerp", "model_stock", "arcee_fusion")},
+    "nuslerp": {key: key for key in ("nuslerp_flatten", "nuslerp_row_wise")},
+    "multislerp": {key: key for key in ("normalize_weights", "eps")},
+    "karcher": {key: key for key in ("max_iter", "tol")},
+    "sce": {"select_topk": "select_topk"},
+    "ram": {"epsilon": "epsilon"},
+    "ramplus_tl": {key: key for key in ("r", "alpha", "epsilon")},
+    "nearswap": {"t": "t"},
 }
 _PER_MODEL: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("linear", "task_arithmetic"), ("weight",)),
+    **dict.fromkeys(_SHARED, ()),
+    **dict.fromkeys(("linear", "task_arithmetic", "nuslerp", "multislerp"), ("weight",)),
     **dict.fromkeys(("ties", "dare_ties", "dare_linear"), ("weight", "density")),
-    **dict.fromkeys(("slerp", "model_stock"), ()),
+    **dict.fromkeys(("breadcrumbs", "breadcrumbs_ties"), ("weight", "density", "gamma")),
+    **dict.fromkeys(("della", "della_linear"), ("weight", "density", "epsilon")),
 }
+_COUNT_BASE = ("linear", "karcher")  # to them it is a model like others
+_MAY_HAVE_BASE = ("nuslerp", "multislerp")  # then they merge task vectors
+_WITHOUT_MASKS = ("linear", "slerp", "model_stock", "karcher", "nuslerp", "multislerp")
 # What mergekit assumes where its defaults are not ours.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "ties": {"trim": "parameter", "density": 1.0},
@@ -87,19 +102,21 @@ class _Translation:
                 return {}
             if base not in paths:
                 paths, own = [base, *paths], [{}, *own]
-        elif self.kind != "linear":
+        elif self.kind not in _COUNT_BASE:
             # mergekit lists the base among the models; it has no task vector.
             kept = [i for i, path in enumerate(paths) if path != base]
             paths, own = [paths[i] for i in kept], [own[i] for i in kept]
         elif base is not None and base not in paths:
             self.problems.append(
-                "mergekit's linear counts 'base_model' as a model: list it under 'models', or "
-                "remove it"
+                f"mergekit's {self.kind} counts 'base_model' as a model: list it under 'models', "
+                "or remove it"
             )
 
         names = short_names(paths)
         method: dict[str, Any] = {"name": _METHODS[self.kind], **_DEFAULTS.get(self.kind, {})}
         models = [{"model": p, "name": n} for p, n in zip(paths, names, strict=True)]
+        if self.kind in _MAY_HAVE_BASE and base is not None:
+            method["task_vectors"] = True
         for key, value in shared.items():
             self._shared(key, value, method)
         for i, (name, parameters) in enumerate(zip(names, own, strict=True)):
@@ -144,7 +161,7 @@ class _Translation:
     def _shared(self, key: str, value: Any, method: dict[str, Any]) -> None:
         if key in _PER_MODEL[self.kind] or (self.kind == "slerp" and key == "t"):
             return
-        if key == "int8_mask" and self.kind not in ("linear", "slerp", "model_stock"):
+        if key == "int8_mask" and self.kind not in _WITHOUT_MASKS:
             self.notes.append(
                 "int8_mask: saves memory in mergekit and does not change the result; not needed"
             )

@@ -11,19 +11,20 @@ from matsmerge.checkpoints.alignment import matches, unmatched
 from matsmerge.errors import RecipeError
 from matsmerge.methods.method import Method
 from matsmerge.methods.options import at_depth
+from matsmerge.methods.site import Shares
 from matsmerge.problems import problems_of
-from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe import SHARES, Recipe
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A method with all its numbers, and each model's weight and density."""
+    """A method with all its numbers, and each model's weight and shares."""
 
     method: Method
     weights: tuple[float, ...]
-    densities: tuple[float, ...]
+    shares: tuple[Shares, ...]
 
 
 def check_patterns(recipe: Recipe, names: Sequence[str]) -> None:
@@ -52,7 +53,9 @@ def make_rules(recipe: Recipe, names: Sequence[str]) -> dict[str, Rule]:
 def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str) -> Rule:
     current = recipe
     weights: dict[Any, Any] = {entry.name: entry.weight for entry in recipe.models}
-    densities: dict[Any, Any] = {entry.name: entry.density for entry in recipe.models}
+    own: dict[Any, dict[str, Any]] = {
+        entry.name: {key: getattr(entry, key) for key in SHARES} for entry in recipe.models
+    }
     where = name
     try:
         for override in (recipe.overrides[i] for i in applying):
@@ -63,19 +66,16 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
             for model, change in override.models.items():
                 if change.weight is not None:
                     weights[model] = change.weight
-                if change.density is not None:
-                    densities[model] = change.density
+                own[model] |= _given({key: getattr(change, key) for key in SHARES})
         where = name
         method = current.method.at_depth(depth)
     except ValidationError as error:
         raise RecipeError([f"{where}: {problem}" for problem in problems_of(error)]) from error
-    default_density = 1.0 if method.own_density is None else method.own_density
+    defaults = {key: method.own_share(key) for key in SHARES}
     rule = Rule(
         method,
         tuple(float(at_depth(w, depth)) for w in weights.values()),
-        tuple(
-            default_density if d is None else float(at_depth(d, depth)) for d in densities.values()
-        ),
+        tuple(_shares({**defaults, **_given(of_model)}, depth) for of_model in own.values()),
     )
     if method.divides_by_weights and sum(rule.weights) == 0:
         raise RecipeError(
@@ -87,11 +87,20 @@ def _make_rule(recipe: Recipe, applying: Iterable[int], depth: float, name: str)
             f"{name}: the models' weights {list(rule.weights)} must not be negative: "
             f"{current.method.name} weighs covariances with them"
         )
-    if not all(0 < d <= 1 for d in rule.densities):
-        raise RecipeError(
-            f"{name}: the densities {list(rule.densities)} must be above 0 and at most 1"
-        )
+    densities = [shares.density for shares in rule.shares]
+    if not all(0 < d <= 1 for d in densities):
+        raise RecipeError(f"{name}: the densities {densities} must be above 0 and at most 1")
+    found = [method.share_problem(shares) for shares in rule.shares]
+    RecipeError.raise_all(f"{name}: {problem}" for problem in dict.fromkeys(found) if problem)
     return rule
+
+
+def _shares(given: Mapping[str, Any], depth: float) -> Shares:
+    return Shares(**{key: float(at_depth(value, depth)) for key, value in _given(given).items()})
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def layer_depths(names: Sequence[str]) -> Mapping[str, float]:
