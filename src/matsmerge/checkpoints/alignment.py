@@ -72,7 +72,7 @@ def align(
     reference = next(iter(models.values()))
     if base is not None and match_experts(base.specs, reference.specs):
         reference = base  # the output is laid out as it is
-    notes: list[str] = []
+    notes = [f"{name}: {c.note}" for name, c in everyone.items() if c.note]
     tables: dict[str, dict[str, str]] = {}  # model -> any of its names -> name in its file
     for name, checkpoint in everyone.items():
         table = {n: n for n in checkpoint.specs} | dict(checkpoint.aliases)

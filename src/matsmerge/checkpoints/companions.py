@@ -108,17 +108,18 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def copy_companions(companions: Iterable[Path], target: Path, dtype: str | None) -> None:
-    """Copy them, with the dtype in `config.json` set to what was written."""
+    """Copy them; `config.json` has the dtype of what was written, which is not quantized."""
     for path in companions:
         shutil.copyfile(path, target / path.name)
     config_path = target / "config.json"
-    if dtype is None or not config_path.exists():
+    if not config_path.exists():
         return
     config = read_json(config_path)
-    key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    if config.get(key) != dtype:
-        config[key] = dtype
-        config_path.write_text(json.dumps(config, indent=2) + "\n")
+    changed = {key: value for key, value in config.items() if key != "quantization_config"}
+    if dtype is not None:
+        changed["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    if changed != config:
+        config_path.write_text(json.dumps(changed, indent=2) + "\n")
 
 
 def add_chat_template(template: Any, folder: Path) -> None:
