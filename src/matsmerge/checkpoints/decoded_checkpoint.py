@@ -28,6 +28,7 @@ _SCALES = ("_scale_inv", "_scale")
 _ACTIVATIONS = re.compile(r".*[._](input|output|activation|[qkv])_scale")
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.bfloat16)
 _FP4 = torch.cat([_FP4, -_FP4])
+_DEFAULT_BLOCK = (128, 128)  # of X_scale_inv, where config.json does not say
 _PACKED_BYTES = 16  # of a group of 32 numbers in MXFP4
 
 
@@ -179,15 +180,14 @@ def _find_scaling(
         grid = (*grid, 1)
     if len(grid) != len(shape) or len(shape) < 2 or grid[:-2] != shape[:-2]:
         return None
-    sizes = []
-    for n, num, size in zip(shape[-2:], grid[-2:], block or shape[-2:], strict=True):
-        if ceil(n / size) == num:
-            sizes.append(size)
-        elif num and n % num == 0:
-            sizes.append(n // num)
-        else:
-            return None
-    return Scaled(scale, *sizes)
+    if block is None and scale.endswith("_scale_inv"):
+        block = _DEFAULT_BLOCK
+    (num_rows, length), (lines, columns) = shape[-2:], grid[-2:]
+    if block and (lines, columns) == (ceil(num_rows / block[0]), ceil(length / block[1])):
+        return Scaled(scale, *block)
+    if lines not in (1, num_rows) or not columns or length % columns:
+        return None
+    return Scaled(scale, num_rows // lines, length // columns)
 
 
 def _block_size(folder: Path | None) -> tuple[int, int] | None:
