@@ -30,7 +30,18 @@ METHODS: dict[str, dict[str, int | None]] = {
     "ties": {"goal_copy": None, "goal_mergekit": 20},
     "dare_linear": {"goal_copy": None, "goal_mergekit": None},
     "model_stock": {"goal_copy": None, "goal_mergekit": None},
+    **{
+        method: {"goal_copy": None, "goal_mergekit": 3}
+        for method in (
+            *("nuslerp", "multislerp", "karcher", "breadcrumbs", "breadcrumbs_ties", "della"),
+            *("della_linear", "sce", "ram", "ramplus_tl", "nearswap", "arcee_fusion"),
+        )
+    },
 }
+NUM_MODELS = {"nuslerp": 2, "nearswap": 1, "arcee_fusion": 1}  # where only one number makes sense
+WEIGHED = ("linear", "task_arithmetic", "nuslerp", "multislerp")
+THINNED = ("ties", "dare_linear", "breadcrumbs", "breadcrumbs_ties", "della", "della_linear")
+PARAMETERS = {"nearswap": "{t: 0.001}", "sce": "{select_topk: 0.2}", "karcher": "{max_iter: 10}"}
 
 
 def shapes(num_layers: int) -> dict[str, tuple[int, ...]]:
@@ -92,13 +103,15 @@ def model_paths(folder: Path, num_models: int) -> list[Path]:
 def recipe(method: str, paths: list[Path]) -> str:
     """The merge in mergekit's YAML, which both tools read."""
     lines = [f"merge_method: {method}", "dtype: bfloat16", "models:"]
-    for path in paths[1:]:
+    for path in paths[1 : 1 + NUM_MODELS.get(method, len(paths))]:
         lines += [f"  - model: {path}"]
-        if method != "model_stock":
+        if method in (*WEIGHED, *THINNED):
             lines += ["    parameters:", "      weight: 0.3"]
-        if method in ("ties", "dare_linear"):
+        if method in THINNED:
             lines += ["      density: 0.2"]
-    if method != "linear":
+    if method in PARAMETERS:
+        lines += [f"parameters: {PARAMETERS[method]}"]
+    if method not in ("linear", "karcher"):
         lines += [f"base_model: {paths[0]}"]
     return "\n".join(lines) + "\n"
 

@@ -33,7 +33,7 @@ def test_every_option_has_a_flag_with_its_description() -> None:
     assert flags["scale"].opts == ["--scale"]
     assert flags["off_diagonal"].opts == ["--off-diagonal"]
     assert flags["bias"].secondary_opts == ["--no-bias"]
-    assert "(ties, dare_linear, dare_ties, localize_and_stitch, tact)" in flags["density"].help
+    assert "(ties, dare_linear, dare_ties, breadcrumbs, " in flags["density"].help
     assert all(name in flags["method"].help for name in METHODS)
     assert all(name in flags["objective"].help for name in OBJECTIVES)
 
@@ -117,7 +117,7 @@ def test_flags_and_settings_are_the_same(
     by_name = mats("merge", "--set", "name=ties", "--set", "scale=0.5", "--set",
                    "normalize=no", *given)  # fmt: skip
     assert flag == by_name
-    assert "Ties(scale=0.5, density=0.2, trim='global', normalize=False)" in flag[1]
+    assert "Ties(scale=0.5, density=0.2, rescale=False, normalize=False, trim='global')" in flag[1]
     over_depth = mats("merge", "--method", "ties", "--scale", "[0.1, 0.5]", *given)
     assert over_depth[0] == 0
     assert "scale=0.1" in over_depth[1]

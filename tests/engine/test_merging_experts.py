@@ -250,6 +250,57 @@ def test_layouts_are_merged_together(layouts: Sequence[bool], tmp_path: Path) ->
         torch.testing.assert_close(values, expected[name], rtol=1e-4, atol=1e-5)
 
 
+OF_TASK_VECTORS: dict[str, dict[str, Any]] = {
+    "linear": {},
+    "nuslerp": {"task_vectors": True},
+    "multislerp": {},
+    "karcher": {},
+    "breadcrumbs": {"density": 0.5, "gamma": 0.1},
+    "breadcrumbs_ties": {"density": 0.5},
+    "della": {"density": 0.5},
+    "della_linear": {"density": 0.5, "rescale": False},
+    "magnitude_prune": {"density": 0.5},
+    "sce": {"select_topk": 0.5},
+    "ram": {"epsilon": 0.1},
+    "ramplus_tl": {"epsilon": 0.1},
+    "nearswap": {"t": 0.1},
+    "arcee_fusion": {},
+}
+
+
+@pytest.mark.parametrize("method", OF_TASK_VECTORS)
+def test_a_fused_and_a_separate_model(method: str) -> None:
+    """Merged as if both were separate, and written as the base is."""
+    states = [_fused_state(seed) for seed in range(3)]
+    num = matsmerge.methods.METHODS[method].num_models or 2
+    options = OF_TASK_VECTORS[method]
+    mixed = dict(zip("ab", (_apart(states[1]), states[2]), strict=True))
+    apart = dict(zip("ab", (_apart(states[1]), _apart(states[2])), strict=True))
+    first = dict(list(mixed.items())[:num])
+    merged = matsmerge.merge(first, states[0], method, **options)
+    expected = matsmerge.merge({n: apart[n] for n in first}, _apart(states[0]), method, **options)
+    assert merged.keys() == states[0].keys()
+    for name, values in _apart(merged).items():
+        assert torch.equal(values, expected[name]), name
+
+
+def _fused_state(seed: int) -> dict[str, Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    shapes = {"gate_up_proj": (3, 12, 4), "down_proj": (3, 4, 6)}
+    return {f"{PREFIX}.{n}": torch.randn(shape, generator=g) for n, shape in shapes.items()}
+
+
+def _apart(state: State) -> dict[str, Tensor]:
+    """With a tensor for each expert."""
+    found = {}
+    for i in range(3):
+        gate, up = state[f"{PREFIX}.gate_up_proj"][i].chunk(2)
+        down = state[f"{PREFIX}.down_proj"][i]
+        parts = {"gate_proj": gate, "up_proj": up, "down_proj": down}
+        found |= {f"{PREFIX}.{i}.{n}.weight": part.clone() for n, part in parts.items()}
+    return found
+
+
 def test_a_head_that_is_a_part_of_a_fused_tensor_is_refused() -> None:
     base, models = fused_family(mixtral_config())
     with pytest.raises(AlignmentError, match=r"'model\.layers\.0\.mlp\.experts\.1\.gate_proj"):

@@ -4,6 +4,7 @@ Each method with the settings under which it should not change anything.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,7 +20,12 @@ from matsmerge.methods.site import Grain
 
 # Those of whole tensors are in test_spectral.py, those that solve systems in
 # test_solved_invariants.py.
-METHODS = {name: cls for name, cls in ALL_METHODS.items() if cls.grain is Grain.STRETCH}
+# arcee_fusion takes a part of one model's changes, whatever they are.
+METHODS = {
+    name: cls
+    for name, cls in ALL_METHODS.items()
+    if cls.grain is Grain.STRETCH and name != "arcee_fusion"
+}
 # What makes a merge of n copies of a model that model again.
 NEUTRAL: dict[str, Any] = {
     "average": lambda n: {},
@@ -27,10 +33,22 @@ NEUTRAL: dict[str, Any] = {
     "ties": lambda n: {"density": 1.0},
     "dare_linear": lambda n: {"density": 1.0, "normalize": True},
     "dare_ties": lambda n: {"density": 1.0},
+    "breadcrumbs": lambda n: {"scale": 1 / n},
+    "breadcrumbs_ties": lambda n: {"normalize": True},
+    "della": lambda n: {},
+    "della_linear": lambda n: {"normalize": True},
+    "magnitude_prune": lambda n: {"density": 1.0, "normalize": True},
+    "sce": lambda n: {},
+    "ram": lambda n: {"epsilon": 0.0},
+    "ramplus_tl": lambda n: {"epsilon": 0.0},
     "magmax": lambda n: {},
     "localize_and_stitch": lambda n: {"density": 1.0},
     "slerp": lambda n: {},
+    "multislerp": lambda n: {},
+    "karcher": lambda n: {},
+    "nearswap": lambda n: {"t": 1e4},
     "model_stock": lambda n: {},
+    "linear": lambda n: {},
     "passthrough": lambda n: {"model": "m0"},
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -60,8 +78,8 @@ def assert_same(
     method: str, merged: Mapping[str, Tensor], model: dict[str, Tensor], base: dict[str, Tensor]
 ) -> None:
     """Bit for bit; methods that add to the base may lose what is tiny beside the base's value."""
-    adding = ("ties", "dare_linear", "dare_ties", "magmax", "localize_and_stitch")
-    adds_to_base = method in adding
+    cls = METHODS[method]
+    adds_to_base = cls.needs_base and method not in ("task_arithmetic", "model_stock", "nearswap")
     for name, tensor in model.items():
         assert merged[name].dtype == tensor.dtype
         compute = torch.float64 if tensor.dtype == torch.float32 else torch.float32
@@ -87,7 +105,7 @@ def test_one_model_in_the_same_out(method: str, spec: dict[str, Any]) -> None:
 @settings(max_examples=25, deadline=None)
 @given(spec=values, num=st.integers(2, 5))
 def test_identical_models_in_the_same_out(method: str, spec: dict[str, Any], num: int) -> None:
-    num = 2 if method == "slerp" else num
+    num = METHODS[method].num_models or num
     model, base = state(spec), state(spec, 1)
     merged = matsmerge.merge(copies(model, num), base, method, **NEUTRAL[method](num))
     assert_same(method, merged, model, base)
@@ -97,11 +115,12 @@ def test_identical_models_in_the_same_out(method: str, spec: dict[str, Any], num
 @settings(max_examples=25, deadline=None)
 @given(spec=values, order=st.permutations(range(4)))
 def test_order_does_not_matter(method: str, spec: dict[str, Any], order: list[int]) -> None:
-    if method == "slerp":
-        order = [i for i in order if i < 2]
+    order = [i for i in order if i < (METHODS[method].num_models or 4)]
     base = state(spec)
     models = {i: (f"m{i}", state(spec, i + 1), 0.5 + i) for i in sorted(order)}
-    parameters: dict[str, Any] = {"model": "m1"} if method == "passthrough" else {}
+    parameters: dict[str, Any] = {"passthrough": {"model": "m1"}, "nearswap": {"t": 0.1}}.get(
+        method, {}
+    )
 
     def merge(indices: list[int]) -> Merged:
         named = {models[i][0]: models[i][1] for i in indices}
@@ -119,11 +138,31 @@ def test_order_does_not_matter(method: str, spec: dict[str, Any], order: list[in
         torch.testing.assert_close(forward[name], permuted[name], rtol=epsilon, atol=rounding)
 
 
+@pytest.mark.filterwarnings("ignore:merged by:UserWarning")
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "passthrough"])
+def test_as_inits(method: str) -> None:
+    """No iterations leave the init; what no objective has anything for gets it, if asked to."""
+    spec = {"shape": (6, 5), "dtype": torch.float32, "seed": 0, "magnitude": 1.0}
+    base, *tuned = (
+        {"w.weight": s["p"], "b": s["q.1.w"]} for s in map(partial(state, spec), range(4))
+    )
+    num = METHODS[method].num_models or 3
+    models = {f"m{i}": model for i, model in enumerate(tuned[:num])}
+    options = {"t": 0.3} if method == "nearswap" else {}
+    expected = matsmerge.merge(models, base, method, **options)
+    merged = matsmerge.merge(
+        models, base, "actmat", init={"name": method, **options}, iterations=0, otherwise="init"
+    )
+    for name in base:
+        torch.testing.assert_close(merged[name], expected[name], rtol=1e-6, atol=1e-7)
+
+
 def test_inputs_are_left_alone() -> None:
     for dtype in (torch.float64, torch.float32):
         spec = {"shape": (4, 4), "dtype": dtype, "seed": 0, "magnitude": 1.0}
         for method in METHODS:
-            models = {"m0": state(spec, 1), "m1": state(spec, 2)}
+            num = METHODS[method].num_models or 2
+            models = {f"m{i}": state(spec, i + 1) for i in range(num)}
             base = state(spec)
             before = {n: {k: t.clone() for k, t in m.items()} for n, m in models.items()}
             kept = {k: t.clone() for k, t in base.items()}

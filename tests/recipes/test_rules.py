@@ -90,7 +90,7 @@ def test_overrides_stack_and_the_last_wins() -> None:
 
 def test_densities() -> None:
     found = rules(method="ties", models=[{"model": "a", "density": 0.5}, "b"])
-    assert found["norm"].densities == (0.5, 0.2)
+    assert [s.density for s in found["norm"].shares] == [0.5, 0.2]
     with pytest.raises(RecipeError, match="densities.*at most 1"):
         rules(method="ties", models=[{"model": "a", "density": 1.5}])
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from matsmerge.adapters.adapter import Adapter
 from matsmerge.adapters.adapter_folder import Fitted, fit
-from matsmerge.adapters.recent_value import RecentValue
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import read_json
+from matsmerge.checkpoints.recent_value import RecentValue
 from matsmerge.errors import CheckpointError
 
 _OUTPUTS = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight")

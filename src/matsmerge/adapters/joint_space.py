@@ -25,8 +25,8 @@ from torch import Tensor
 
 from matsmerge.adapters.adapter import Adapter
 from matsmerge.adapters.lora import LoraLayer, low_rank_of, rank_of
-from matsmerge.adapters.recent_value import RecentValue
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+from matsmerge.checkpoints.recent_value import RecentValue
 from matsmerge.errors import AlignmentError
 from matsmerge.linalg.low_rank import shared_outputs
 

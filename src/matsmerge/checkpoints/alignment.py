@@ -72,7 +72,7 @@ def align(
     reference = next(iter(models.values()))
     if base is not None and match_experts(base.specs, reference.specs):
         reference = base  # the output is laid out as it is
-    notes: list[str] = []
+    notes = [f"{name}: {c.note}" for name, c in everyone.items() if c.note]
     tables: dict[str, dict[str, str]] = {}  # model -> any of its names -> name in its file
     for name, checkpoint in everyone.items():
         table = {n: n for n in checkpoint.specs} | dict(checkpoint.aliases)
@@ -174,17 +174,17 @@ def match_prefix(
     wanted = {*reference.specs, *reference.aliases}
     if wanted & table.keys():
         return str, None
-    longer = _common_prefix(table, wanted)
+    longer = common_prefix(table, wanted)
     if longer:
         return longer.__add__, f"its names were read with '{longer}' in front"
-    shorter = _common_prefix(wanted, table)
+    shorter = common_prefix(wanted, table)
     if shorter:
         rename: Callable[[str], str] = lambda name: name.removeprefix(shorter)  # noqa: E731
         return rename, f"its names were read without the leading '{shorter}'"
     return str, None
 
 
-def _common_prefix(names: Iterable[str], prefixed: Iterable[str]) -> str | None:
+def common_prefix(names: Iterable[str], prefixed: Iterable[str]) -> str | None:
     """The prefix that turns most of the names into ones that are there."""
     bare = set(names)
     counts: dict[str, int] = {}
@@ -316,7 +316,12 @@ _BY_TOKEN = re.compile(
 def _is_by_token(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
     """Does a parameter differ in its number of tokens alone?"""
     is_of_them = len(shape) == 2 or (len(shape) == 1 and name.endswith("bias"))
-    return bool(_BY_TOKEN.search(name.lower())) and is_of_them and shape[1:] == other[1:]
+    return has_row_per_token(name) and is_of_them and shape[1:] == other[1:]
+
+
+def has_row_per_token(name: str) -> bool:
+    """Is it an embedding, or an output layer with a row for each token?"""
+    return bool(_BY_TOKEN.search(name.lower()))
 
 
 def _compare_exact(name: str, everyone: Mapping[str, AlignedModel]) -> list[str]:

@@ -55,6 +55,7 @@ class Checkpoint(ABC):
     folder: Path | None = None
     place: Path | None = None
     files: Sequence[InputFile] = ()
+    note: str | None = None  # what a user should know of how it is read
 
     @property
     def origin(self) -> "Checkpoint":
@@ -104,6 +105,12 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+# What is read as something else: float8 with its scales.
+QUANTIZED_DTYPES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}
 FLOAT_DTYPES = tuple(dtype for dtype in DTYPES.values() if dtype.is_floating_point)
 
 
@@ -120,6 +127,6 @@ def first_line(error: BaseException) -> str:
 
 def check_dtype(dtype: torch.dtype, name: str, label: str) -> None:
     """Refuse a tensor whose values are not plain numbers we can merge or compare."""
-    if dtype not in DTYPES.values():
+    if dtype not in (*DTYPES.values(), *QUANTIZED_DTYPES.values()):
         found = f"{label}: tensor '{name}' has dtype {dtype_name(dtype)}"
         raise CheckpointError(f"{found}, which {CONVERT}")

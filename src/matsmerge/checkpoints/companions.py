@@ -120,8 +120,9 @@ def copy_companions(
     if not config_path.exists():
         return
     config = read_json(config_path)
+    kept = {key: value for key, value in config.items() if key != "quantization_config"}
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
-    changed = _changed(config, {**({key: dtype} if dtype else {}), **(changes or {})})
+    changed = _changed(kept, {**({key: dtype} if dtype else {}), **(changes or {})})
     if changed != config:
         config_path.write_text(json.dumps(changed, indent=2) + "\n")
 

@@ -92,7 +92,7 @@ class SeparatedExperts(Checkpoint):
 
     def __init__(self, fused: Checkpoint, pieces: Mapping[str, Piece]) -> None:
         self.fused, self.pieces = fused, pieces
-        self.label, self.aliases = fused.label, fused.aliases
+        self.label, self.aliases, self.note = fused.label, fused.aliases, fused.note
         self.folder, self.place, self.files = fused.folder, fused.place, fused.files
         of_tensor: dict[str, list[str]] = defaultdict(list)
         for name, piece in pieces.items():

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from matsmerge.checkpoints.checkpoint import CONVERT, DTYPES, TensorSpec
+from matsmerge.checkpoints.checkpoint import CONVERT, DTYPES, QUANTIZED_DTYPES, TensorSpec
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import (
     Content,
@@ -30,7 +30,8 @@ from matsmerge.files.guarded_files import (
     reading,
 )
 
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
+_READABLE = {**DTYPES, **QUANTIZED_DTYPES}
+_CODES = {dtype: code for code, dtype in _READABLE.items()}
 _MAX_HEADER_BYTES = 100_000_000
 MAX_TENSORS = 250_000  # of one model; the largest have some 150,000
 _MAX_VALUES = 12 * MAX_TENSORS  # in a header's JSON; each may take a hundred bytes
@@ -50,7 +51,7 @@ class Header:
 
 
 def _mergeable(dtype: str) -> str:
-    if dtype not in DTYPES:
+    if dtype not in _READABLE:
         raise ValueError(CONVERT)
     return dtype
 
@@ -90,7 +91,8 @@ def read_header(path: Path) -> Header:
     data_start = 8 + len(raw)
     position = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].data_offsets):
-        spec, (begin, end) = TensorSpec(DTYPES[entry.dtype], tuple(entry.shape)), entry.data_offsets
+        spec = TensorSpec(_READABLE[entry.dtype], tuple(entry.shape))
+        begin, end = entry.data_offsets
         if begin != position or end - begin != spec.num_bytes:
             raise CheckpointError(
                 f"{path}: tensor '{name}' ({spec}, {spec.num_bytes} bytes) is said to lie at bytes "

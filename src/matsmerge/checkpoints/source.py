@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
+from matsmerge.checkpoints.decoded_checkpoint import decode
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
 from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.stored import StoredCheckpoint
@@ -30,6 +31,10 @@ _WEIGHT_FILES = (
 COMPANION_PATTERNS = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "*.py")
 _INDEX = ".index.json"
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_GGUF = (
+    "GGUF is a format to run models in, mostly quantized; merge the safetensors models it was made "
+    "from, and convert the result with llama.cpp's convert_hf_to_gguf.py"
+)
 _MAX_NAME_BYTES = 255  # what file systems allow
 
 
@@ -41,7 +46,7 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     if isinstance(source, Checkpoint):
         return source
     if isinstance(source, (Mapping, nn.Module)):
-        return InMemoryCheckpoint(label or type(source).__name__, source)
+        return decode(InMemoryCheckpoint(label or type(source).__name__, source))
     label = label or str(source)
     path = local_path(source)
     with reading(label, CheckpointError):
@@ -60,7 +65,7 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     checkpoint.place = path
     if not checkpoint.specs:
         raise CheckpointError(f"{label}: holds no tensors")
-    return checkpoint
+    return decode(checkpoint)
 
 
 def local_path(source: str | Path) -> Path:
@@ -108,6 +113,8 @@ def _open_files(label: str, paths: Sequence[Path], folder: Path | None, kind: st
     """A checkpoint in one file, or in the shards of one model; `kind` is their suffix."""
     if kind == ".safetensors":
         return StoredCheckpoint(label, paths, folder)
+    if kind == ".gguf":
+        raise CheckpointError(f"{paths[0]}: {_GGUF}")
     if kind not in (".bin", ".pt", ".pth"):
         raise CheckpointError(f"{paths[0]}: expected .safetensors, .bin, .pt, .pth, or a folder")
     files = [look_at(path) for path in paths]
@@ -131,6 +138,8 @@ def _open_folder(label: str, folder: Path) -> Checkpoint:
     name = next((name for name in _WEIGHT_FILES if name in names), None)
     if name is None:
         others = [name for name in names if name.endswith(".safetensors")]
+        if not others and any(name.endswith(".gguf") for name in names):
+            raise CheckpointError(f"{folder}: {_GGUF}")
         if len(others) != 1:
             raise CheckpointError(
                 f"{folder}: no model weights; expected one of {', '.join(_WEIGHT_FILES)}, "

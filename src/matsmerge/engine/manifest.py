@@ -142,14 +142,17 @@ def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
                     file.write(f"{json.dumps(line)}\n".encode())
 
 
+_SHARES = {"density": "densities", "gamma": "gammas", "epsilon": "epsilons"}
+
+
 def _describe_rule(rule: Rule) -> dict[str, Any]:
     return {
         "method": rule.method.name,
         **{k: v for k, v in rule.method.model_dump(mode="json").items() if k != "name"},
         "weights": dict(zip(rule.models, rule.weights, strict=True)),
-        **(
-            {"densities": dict(zip(rule.models, rule.densities, strict=True))}
-            if rule.method.own_density is not None
-            else {}
-        ),
+        **{
+            plural: {n: getattr(s, key) for n, s in zip(rule.models, rule.shares, strict=True)}
+            for key, plural in _SHARES.items()
+            if rule.method.own_share(key) is not None
+        },
     }

@@ -65,8 +65,8 @@ def _drive(parameter: Parameter, num_elements: int, run: Callable[[Pass], list[A
     """Run the passes a method asks for until it knows enough."""
     rule = parameter.rule
     tasks = [
-        Task("", weight, density, 0, 0, _no_values)
-        for weight, density in zip(rule.weights, rule.densities, strict=True)
+        Task("", weight, shares, 0, 0, _no_values)
+        for weight, shares in zip(rule.weights, rule.shares, strict=True)
     ]
     measuring = rule.method.measure(tasks, num_elements)
     try:

@@ -200,7 +200,7 @@ def make_plan(
             continue
         if method.measured_over == "model":
             # Parameters that only differ in, say, their scale are still ranked together.
-            key = method.measured_as, parameter.rule.densities, parameter.rule.models
+            key = method.measured_as, parameter.rule.shares, parameter.rule.models
             together.setdefault(key, []).append(parameter)
         elif method.measured_over == "parameter":
             alone.append(parameter)

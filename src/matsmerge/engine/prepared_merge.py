@@ -9,6 +9,7 @@ from matsmerge.checkpoints.alignment import Alignment, align, matches
 from matsmerge.checkpoints.chat_templates import choose_template
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
+from matsmerge.checkpoints.model_parts import complete_models
 from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
@@ -26,6 +27,7 @@ from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.objective import Evidence
+from matsmerge.methods.passthrough import Passthrough
 from matsmerge.problems import counted, listed
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
@@ -113,9 +115,13 @@ def prepare(
     """
     inputs = gather_inputs(recipe, sources or {})
     _check_start(recipe, inputs)
+    completed = complete_models(inputs.models, inputs.base)
+    inputs = replace(inputs, models=completed.models, base=completed.base)
     dtype = recipe.torch_dtype if inputs.view != "joint" else None
-    # The base's configuration and tokenizer go with the result, or else the first model's.
-    sources_of_files = [inputs.pretrained or inputs.base, *inputs.models.values()]
+    # The base's configuration and tokenizer go with the result, or else the first model's; those
+    # of a model that others are a part of before all.
+    first = completed.whole or inputs.pretrained or inputs.base
+    sources_of_files = [first, *inputs.models.values()]
     if inputs.writes_adapter:
         sources_of_files = list(inputs.models.values())
     of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
@@ -133,6 +139,9 @@ def prepare(
     )
     unused = check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names, stacked.taking)
+    for n in alignment.names:
+        if n in completed.copied:
+            rules[n] = replace(rules[n], method=Passthrough(model=completed.copied[n]))
     if inputs.view == "vectors":
         rules = {n: replace(rule, method=rule.method.for_vectors()) for n, rule in rules.items()}
     elif inputs.view == "joint":
@@ -193,7 +202,16 @@ def prepare(
         evidence,
         output,
         companions,
-        (*inputs.notes, *alignment.notes, *tokenizers.notes, *unused, *code, *card_notes, *along),
+        (
+            *inputs.notes,
+            *completed.notes,
+            *alignment.notes,
+            *tokenizers.notes,
+            *unused,
+            *code,
+            *card_notes,
+            *along,
+        ),
         inputs.pretrained,
         prefix,
         heads,

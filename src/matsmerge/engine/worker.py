@@ -179,13 +179,13 @@ class Worker:
         read = partial(self._read, parameter, not known and not self.allow_nonfinite)
         start, stop = planned.span(parameter)
         taking = taking_part(rule, self.alignment)
-        models = zip(taking, rule.weights, rule.densities, strict=True)
+        models = zip(taking, rule.weights, rule.shares, strict=True)
         return Site(
             parameter.name,
             tuple(parameter.spec.shape),
             start,
             stop,
-            tuple(Task(m.name, w, d, start, stop, partial(read, m)) for m, w, d in models),
+            tuple(Task(m.name, w, s, start, stop, partial(read, m)) for m, w, s in models),
             partial(read, self.alignment.base),
             known,
         )

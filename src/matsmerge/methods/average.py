@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Method
-from matsmerge.methods.site import Site, scratch, total_weight
+from matsmerge.methods.site import Site, total_weight, weighted_sum
 
 
 class Average(Method):
@@ -31,9 +31,11 @@ class Average(Method):
         return [weight / sum(weights) for weight in weights] if self.normalize else None
 
     def merge(self, site: Site) -> Tensor:
-        first, *others = site.tasks
-        result = first.load().mul_(first.weight)
-        values = scratch("values", result.shape, result.dtype)
-        for task in others:
-            result.add_(task.load(out=values), alpha=task.weight)
+        result = weighted_sum(site, [task.weight for task in site.tasks])
         return result.div_(total_weight(site.tasks)) if self.normalize else result
+
+
+class Linear(Average):
+    """The average under the name that mergekit has for it."""
+
+    name = "linear"

@@ -1,45 +1,30 @@
 """DARE: drop entries of the task vectors at random, rescale the rest."""
 
-import hashlib
-
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from matsmerge.limits import NUM_SEEDS
+from matsmerge.methods.draws import LEVELS, draw
 from matsmerge.methods.method import Method
 from matsmerge.methods.sign_election import merge_agreeing
 from matsmerge.methods.site import Site, Task, load_deltas, stack_deltas, total_weight
-
-_CHUNK_ELEMENTS = 1 << 16  # entries that share one random stream; divides BLOCK_ELEMENTS
-_LEVELS = 1 << 16  # a density is honoured in steps of 1 / 65536
 
 
 class _Dare(Method):
     needs_base = True
 
     scale: float = Field(1.0, description="factor on the merged task vector")
-    density: float = Field(0.5, ge=1 / _LEVELS, le=1, description="share of entries kept")
+    density: float = Field(0.5, ge=1 / LEVELS, le=1, description="share of entries kept")
     rescale: bool = Field(True, description="divide what is kept by the density")
     seed: int = Field(0, ge=0, lt=NUM_SEEDS, description="seed of the random choice")
 
     def _thin_(self, delta: Tensor, site: Site, task: Task) -> None:
-        levels = max(1, round(task.density * _LEVELS))
-        if levels < _LEVELS:
-            delta.masked_fill_(torch.from_numpy(self._draws(site, task) >= levels), 0)
+        levels = max(1, round(task.density * LEVELS))
+        if levels < LEVELS:
+            delta.masked_fill_(torch.from_numpy(draw(self.seed, site, task) >= levels), 0)
             if self.rescale:
-                delta.mul_(_LEVELS / levels)
-
-    def _draws(self, site: Site, task: Task) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-        """Uniform 16-bit numbers that depend on seed, model, parameter and position only."""
-        draws = []
-        for start in range(site.start, site.stop, _CHUNK_ELEMENTS):
-            key = f"{self.seed}\0{task.model}\0{site.parameter}\0{start // _CHUNK_ELEMENTS}"
-            seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest())
-            words = np.random.SFC64(seed).random_raw(_CHUNK_ELEMENTS // 4)
-            draws.append(words.astype("<u8", copy=False).view(np.uint16))
-        return np.concatenate(draws)[: site.stop - site.start]
+                delta.mul_(LEVELS / levels)
 
 
 class DareLinear(_Dare):

@@ -28,7 +28,7 @@ from matsmerge.methods.parts import (
     SolverPart,
     Stage,
 )
-from matsmerge.methods.site import Grain, MergedSite, Site, Task
+from matsmerge.methods.site import Grain, MergedSite, Shares, Site, Task
 from matsmerge.methods.solvers import ClosedForm, ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
@@ -181,9 +181,11 @@ class Mats(Parts, Method):
     def needed_models(self) -> int | None:
         return self.start.needed_models
 
-    @property
-    def own_density(self) -> float | None:
-        return self.start.own_density
+    def own_share(self, key: str) -> float | None:
+        return self.start.own_share(key)
+
+    def share_problem(self, shares: Shares) -> str | None:
+        return self.start.share_problem(shares)
 
     @property
     def divides_by_weights(self) -> bool:

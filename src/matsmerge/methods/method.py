@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.methods.options import Options
-from matsmerge.methods.site import BLOCK_ELEMENTS, Grain, Measured, MergedSite, Site, Task
+from matsmerge.methods.site import BLOCK_ELEMENTS, Grain, Measured, MergedSite, Shares, Site, Task
 
 if TYPE_CHECKING:
     from matsmerge.methods.layer import Layer, ParameterHeader
@@ -48,6 +48,7 @@ class Method(Options, ABC):
     grain: ClassVar[Grain] = Grain.STRETCH
     needs_base: ClassVar[bool] = False
     num_models: ClassVar[int | None] = None  # where only one number makes sense
+    shares_of_models: ClassVar[tuple[str, ...]] = ("density",)  # options models may have themselves
     matches_heads: ClassVar[bool] = False  # heads are matched to the merged model by default
     is_isotropic: ClassVar[bool] = False  # are all singular values of its changes the same?
 
@@ -85,10 +86,16 @@ class Method(Options, ABC):
     def needed_models(self) -> int | None:
         return self.num_models
 
-    @property
-    def own_density(self) -> float | None:
-        """The density of models that have none of their own; None if it has no use for one."""
-        return getattr(self, "density", None)
+    def own_share(self, key: str) -> float | None:
+        """A share (a field of `Shares`) of models that have none of their own.
+
+        None if it has no use for one.
+        """
+        return getattr(self, key, None) if key in self.shares_of_models else None
+
+    def share_problem(self, shares: Shares) -> str | None:  # noqa: ARG002
+        """Why a model's shares have no meaning."""
+        return None
 
     @property
     def weights_covariances(self) -> bool:

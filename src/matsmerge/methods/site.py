@@ -41,15 +41,28 @@ class Read(Protocol):
 
 
 @dataclass(frozen=True)
+class Shares:
+    """Options of methods that drop entries, which each model may have of its own."""
+
+    density: float = 1.0  # share of the entries of a task vector to keep
+    gamma: float = 0.0  # share of the largest entries to drop
+    epsilon: float = 0.0  # how much more likely than the density the largest entries are kept
+
+
+@dataclass(frozen=True)
 class Task:
     """One model's part in a merge: how much it counts, and its values at a site."""
 
     model: str
     weight: float
-    density: float  # share of the changed weights to keep, for methods that drop some
+    shares: Shares
     start: int
     stop: int
     read: Read
+
+    @property
+    def density(self) -> float:
+        return self.shares.density
 
     def load(self, out: Tensor | None = None) -> Tensor:
         """The model's values at the site, flat."""
@@ -83,8 +96,13 @@ class Site:
 
     def part(self, start: int, stop: int) -> "Site":
         """The site of some of its elements, counted from the parameter's first."""
-        tasks = tuple(Task(t.model, t.weight, t.density, start, stop, t.read) for t in self.tasks)
+        tasks = tuple(Task(t.model, t.weight, t.shares, start, stop, t.read) for t in self.tasks)
         return Site(self.parameter, self.shape, start, stop, tasks, self.read_base, self.measured)
+
+    def whole_rows(self, length: int) -> "tuple[Site, slice]":
+        """The rows of a length that the site is in, and where it is in them."""
+        first, last = self.start // length * length, -(-self.stop // length) * length
+        return self.part(first, last), slice(self.start - first, self.stop - first)
 
     def stretches(self) -> "Generator[Site]":
         """The site cut into stretches."""
@@ -119,6 +137,15 @@ def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     if found is None or found.shape != shape or found.dtype != dtype:
         found = kept[use] = torch.empty(shape, dtype=dtype)
     return found
+
+
+def weighted_sum(site: Site, coefficients: Sequence[float]) -> Tensor:
+    """sum_m c_m theta_m."""
+    result = site.tasks[0].load().mul_(coefficients[0])
+    values = scratch("values", tuple(result.shape), result.dtype)
+    for task, coefficient in zip(site.tasks[1:], coefficients[1:], strict=True):
+        result.add_(task.load(out=values), alpha=coefficient)
+    return result
 
 
 def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) -> Tensor:

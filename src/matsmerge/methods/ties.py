@@ -6,13 +6,13 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.method import Measuring, Method
-from matsmerge.methods.sign_election import merge_agreeing
+from matsmerge.methods.method import Measuring
 from matsmerge.methods.site import Site, Task
+from matsmerge.methods.thinning import ThinnedMethod
 from matsmerge.methods.trimming import measure_thresholds, stack_trimmed
 
 
-class Ties(Method):
+class Ties(ThinnedMethod):
     """Keep each task vector's largest entries, elect a sign per entry, average what agrees.
 
     Yadav et al., 2023 (arXiv:2306.01708). Entries at least as large as the k-th largest stay, k =
@@ -21,9 +21,8 @@ class Ties(Method):
     """
 
     name = "ties"
-    needs_base = True
+    elects = True
 
-    scale: float = Field(1.0, description="factor on the merged task vector, the paper's lambda")
     density: float = Field(0.2, gt=0, le=1, description="share of each task vector's entries kept")
     trim: Literal["global", "parameter"] = Field(
         "global", description="rank entries over the whole model or within each parameter"
@@ -34,12 +33,9 @@ class Ties(Method):
     def measured_over(self) -> Literal["parameter", "model"]:
         return "model" if self.trim == "global" else "parameter"
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+    def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
         return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
-    def merge(self, site: Site) -> Tensor:
+    def thin(self, site: Site) -> tuple[Tensor, Tensor]:
         base = site.load_base()
-        deltas = stack_trimmed(site, base)
-        weights = [task.weight for task in site.tasks]
-        merged = merge_agreeing(deltas, weights, normalize=self.normalize)
-        return base.add_(merged, alpha=self.scale)
+        return base, stack_trimmed(site, base)

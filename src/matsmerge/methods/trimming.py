@@ -1,7 +1,7 @@
 """Trimming task vectors to their largest entries, ranked exactly over a parameter or a model."""
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,41 +54,66 @@ def find_thresholds(
     densities: Sequence[float], num_elements: int
 ) -> Generator[Pass, list[Any], list[float]]:
     """The magnitude each model's task vector must reach to be kept."""
-    ranks = [max(1, int(density * num_elements)) for density in densities]
-    found: list[float | Bracket] = [0.0 if d == 1 else Bracket() for d in densities]
-    if num_elements > SAMPLE_ABOVE:
+    ranks = [[] if d == 1 else [max(1, int(d * num_elements))] for d in densities]
+    found = yield from find_ranked(ranks, num_elements)
+    return [of_model[0] if of_model else 0.0 for of_model in found]
+
+
+def magnitudes_of_deltas(site: Site) -> Iterator[Tensor]:
+    """Of each task vector the magnitudes, one at a time."""
+    for _, delta in load_deltas(site, site.load_base()):
+        yield delta.abs_()
+
+
+def find_ranked(
+    ranks: Sequence[Sequence[int]],
+    num_elements: int,
+    rows: Callable[[Site], Iterable[Tensor]] = magnitudes_of_deltas,
+) -> Generator[Pass, list[Any], list[list[float]]]:
+    """Of each row of magnitudes the values that have these ranks, 1 that of the largest.
+
+    `rows` makes all rows at a site; none of the values is negative.
+    """
+    wanted = [(row, rank) for row, own in enumerate(ranks) for rank in own]
+    found: list[float | Bracket] = [Bracket() for _ in wanted]
+    if num_elements > SAMPLE_ABOVE and wanted:
         # More blocks take longer to sample, fewer leave more to collect and sort.
         num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (32 * _SAMPLE_BLOCK))
         spacing = num_elements // max(16, num_blocks)
-        sample = yield Pass(_magnitudes, spacing=spacing, block_elements=_SAMPLE_BLOCK)
-        found = [
-            bracket_quantile(blocks, density) if isinstance(f, Bracket) else f
-            for f, density, *blocks in zip(found, densities, *sample, strict=True)
-        ]
+        sample = yield Pass(_Sampling(rows), spacing=spacing, block_elements=_SAMPLE_BLOCK)
+        blocks = list(zip(*sample, strict=True))  # of each row
+        found = [bracket_quantile(blocks[row], rank / num_elements) for row, rank in wanted]
     while any(isinstance(f, Bracket) for f in found):
-        (tallies,) = _fold_tallies((yield Pass(_Tallying(tuple(found)), fold=_fold_tallies)))
-        for m, (bracket, seen) in enumerate(zip(found, tallies, strict=True)):
+        looked_for = tuple((row, f) for (row, _), f in zip(wanted, found, strict=True))
+        (tallies,) = _fold_tallies((yield Pass(_Tallying(rows, looked_for), fold=_fold_tallies)))
+        for i, (bracket, seen) in enumerate(zip(found, tallies, strict=True)):
             if isinstance(bracket, Bracket):
-                found[m] = kth_largest(ranks[m], seen, bracket)
-    return [f for f in found if isinstance(f, float)]
+                found[i] = kth_largest(wanted[i][1], seen, bracket)
+    values = iter([f for f in found if isinstance(f, float)])
+    return [[next(values) for _ in own] for own in ranks]
 
 
-def _magnitudes(site: Site) -> list[Values]:
-    base = site.load_base()
-    return [delta.abs().numpy() for _, delta in load_deltas(site, base)]
+@dataclass(frozen=True)
+class _Sampling:
+    rows: Callable[[Site], Iterable[Tensor]]
+
+    def __call__(self, site: Site) -> list[Values]:
+        return [row.numpy().copy() for row in self.rows(site)]
 
 
 @dataclass(frozen=True)
 class _Tallying:
-    wanted: tuple[float | Bracket, ...]  # a number is a threshold already found
+    rows: Callable[[Site], Iterable[Tensor]]
+    wanted: tuple[tuple[int, float | Bracket], ...]  # a number has been found already
 
     def __call__(self, site: Site) -> list[Tally]:
-        base = site.load_base()
-        return [
-            tally(delta.abs_().numpy(), wanted) if isinstance(wanted, Bracket) else NOTHING_SEEN
-            for (_, delta), wanted in zip(load_deltas(site, base), self.wanted, strict=True)
-        ]
+        tallies = [NOTHING_SEEN] * len(self.wanted)
+        for row, values in enumerate(self.rows(site)):
+            for i, (of_row, bracket) in enumerate(self.wanted):
+                if of_row == row and isinstance(bracket, Bracket):
+                    tallies[i] = tally(values.numpy(), bracket)
+        return tallies
 
 
 def _fold_tallies(at_sites: list[list[Tally]]) -> list[list[Tally]]:
-    return [[add_tallies(of_model) for of_model in zip(*at_sites, strict=True)]]
+    return [[add_tallies(of_row) for of_row in zip(*at_sites, strict=True)]]

@@ -1,6 +1,7 @@
 """The recipe: models, base, method, and what is different for some parameters."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,6 +22,7 @@ from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
 from matsmerge.methods.method import Method
 from matsmerge.methods.parts import AnyMethod
+from matsmerge.methods.site import Shares
 from matsmerge.problems import problems_of
 from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.recipes.model_data import ModelData, as_model_data
@@ -29,6 +31,7 @@ from matsmerge.recipes.stack import LayerRange, Layers, Patterns, Stack, as_stac
 # A number, or numbers spread evenly over the depth of the network.
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Depthwise = Number | Annotated[list[Number], Field(min_length=1)]
+SHARES = tuple(field.name for field in fields(Shares))  # what models may have of their own
 DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
 
 
@@ -46,6 +49,12 @@ class ModelEntry(_Strict):
     weight: Depthwise = Field(1.0, description="how much this model counts")
     density: Depthwise | None = Field(
         None, description="this model's own density, for methods that have one"
+    )
+    gamma: Depthwise | None = Field(
+        None, description="this model's own share of outliers to drop, for breadcrumbs"
+    )
+    epsilon: Depthwise | None = Field(
+        None, description="this model's own width of probabilities around the density, for della"
     )
     statistics: str | None = Field(
         None,
@@ -71,6 +80,8 @@ class ModelOverride(_Strict):
 
     weight: Depthwise | None = None
     density: Depthwise | None = None
+    gamma: Depthwise | None = None
+    epsilon: Depthwise | None = None
 
 
 class Override(_Strict):
@@ -328,13 +339,15 @@ class Recipe(_Strict):
         taken = spec.parameters.get("model")
         if taken is not None and taken not in (*names, "base"):
             yield f"method {spec.name}: there is no model '{taken}'{closest(str(taken), names)}"
-        if method.own_density is None and spec is self.method:
+        for key in SHARES:
+            if spec is not self.method or method.own_share(key) is not None:
+                continue
             for entry in self.models:
-                if entry.density is not None:
-                    yield f"method {spec.name} has no density, but the model {entry.name} sets one"
+                if getattr(entry, key) is not None:
+                    yield f"method {spec.name} has no {key}, but the model {entry.name} sets one"
             for override in self.overrides:
-                if not override.method and any(m.density for m in override.models.values()):
-                    yield f"method {spec.name} has no density, the {override} does"
+                if not override.method and any(getattr(m, key) for m in override.models.values()):
+                    yield f"method {spec.name} has no {key}, the {override} does"
 
 
 def method_refusals(method: Method, num_models: int) -> Iterator[str]:

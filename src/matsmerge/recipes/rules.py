@@ -11,8 +11,9 @@ from matsmerge.checkpoints.alignment import matches, unmatched
 from matsmerge.errors import RecipeError
 from matsmerge.methods.method import Method
 from matsmerge.methods.options import at_depth
+from matsmerge.methods.site import Shares
 from matsmerge.problems import problems_of
-from matsmerge.recipes.recipe import Override, Recipe, method_refusals
+from matsmerge.recipes.recipe import SHARES, Override, Recipe, method_refusals
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
@@ -23,11 +24,11 @@ _BEFORE = re.compile(r"embed(?!_out)|wte|wpe|(^|\.)shared\.|position|patch|cls_t
 
 @dataclass(frozen=True)
 class Rule:
-    """A method with all its numbers, and the weight and density of each model that takes part."""
+    """A method with all its numbers, and the weight and shares of each model that takes part."""
 
     method: Method
     weights: tuple[float, ...]
-    densities: tuple[float, ...]
+    shares: tuple[Shares, ...]
     models: tuple[str, ...] = ()  # their names
 
 
@@ -130,7 +131,9 @@ def _make_rule(
 ) -> Rule:
     current, depth = recipe, place.depth
     weights: dict[Any, Any] = {entry.name: entry.weight for entry in recipe.models}
-    densities: dict[Any, Any] = {entry.name: entry.density for entry in recipe.models}
+    own: dict[Any, dict[str, Any]] = {
+        entry.name: {key: getattr(entry, key) for key in SHARES} for entry in recipe.models
+    }
     where = name
     try:
         for override in (recipe.overrides[i] for i in applying):
@@ -142,8 +145,8 @@ def _make_rule(
             for model, change in override.models.items():
                 if change.weight is not None:
                     weights[model] = at_depth(change.weight, at)
-                if change.density is not None:
-                    densities[model] = at_depth(change.density, at)
+                given = _given({key: getattr(change, key) for key in SHARES})
+                own[model] |= {key: at_depth(value, at) for key, value in given.items()}
             if override.only is not None:
                 chosen = [model for model in chosen if model in override.only]
         where = name
@@ -152,14 +155,11 @@ def _make_rule(
         raise RecipeError([f"{where}: {problem}" for problem in problems_of(error)]) from error
     if recipe.chooses_models:
         _check_chosen(name, method, chosen)
-    weights, densities = ({m: of[m] for m in chosen} for of in (weights, densities))
-    default_density = 1.0 if method.own_density is None else method.own_density
+    defaults = {key: method.own_share(key) for key in SHARES}
     rule = Rule(
         method,
-        tuple(float(at_depth(w, depth)) for w in weights.values()),
-        tuple(
-            default_density if d is None else float(at_depth(d, depth)) for d in densities.values()
-        ),
+        tuple(float(at_depth(weights[m], depth)) for m in chosen),
+        tuple(_shares({**defaults, **_given(own[m])}, depth) for m in chosen),
         tuple(chosen),
     )
     if method.divides_by_weights and sum(rule.weights) == 0:
@@ -172,11 +172,20 @@ def _make_rule(
             f"{name}: the models' weights {list(rule.weights)} must not be negative: "
             f"{current.method.name} weighs covariances with them"
         )
-    if not all(0 < d <= 1 for d in rule.densities):
-        raise RecipeError(
-            f"{name}: the densities {list(rule.densities)} must be above 0 and at most 1"
-        )
+    densities = [shares.density for shares in rule.shares]
+    if not all(0 < d <= 1 for d in densities):
+        raise RecipeError(f"{name}: the densities {densities} must be above 0 and at most 1")
+    found = [method.share_problem(shares) for shares in rule.shares]
+    RecipeError.raise_all(f"{name}: {problem}" for problem in dict.fromkeys(found) if problem)
     return rule
+
+
+def _shares(given: Mapping[str, Any], depth: float) -> Shares:
+    return Shares(**{key: float(at_depth(value, depth)) for key, value in _given(given).items()})
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if value is not None}
 
 
 def _settled(override: Override, depth: float) -> Override:

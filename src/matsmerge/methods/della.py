@@ -1,0 +1,96 @@
+"""DELLA: drop entries of the task vectors at random, small ones more often."""
+
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from matsmerge.limits import NUM_SEEDS
+from matsmerge.methods.draws import LEVELS, draw
+from matsmerge.methods.site import Shares, Site, Task, stack_deltas
+from matsmerge.methods.thinning import ThinnedMethod
+
+
+class DellaLinear(ThinnedMethod):
+    """Task arithmetic on task vectors thinned at random, by the ranks of their entries.
+
+    In a row of n entries (all weights of one output; a vector is one row) the one of rank r = 0 ...
+    n - 1, largest last, is kept with probability density - epsilon + 2 epsilon r / (n - 1). Equal
+    entries share their mean rank. Deep, Bhardwaj & Poria, 2024 (arXiv:2406.11617), rescaled to
+    the sum of magnitudes where the paper divides by single probabilities.
+    """
+
+    name = "della_linear"
+    shares_of_models = ("density", "epsilon")
+
+    epsilon: float = Field(
+        0.15, ge=0, lt=0.5, description="how far probabilities lie below and above the density"
+    )
+    rescale: bool = Field(True, description="scale what is kept to the sum of magnitudes before")
+    seed: int = Field(0, ge=0, lt=NUM_SEEDS, description="seed of the random choice")
+
+    @property
+    def measured_over(self) -> Literal["parameter"] | None:
+        return "parameter" if self.rescale else None
+
+    def share_problem(self, shares: Shares) -> str | None:
+        low, high = shares.density - shares.epsilon, shares.density + shares.epsilon
+        if shares.density == 1 or (0 < low <= high < 1):
+            return None
+        return (
+            f"density {shares.density} with epsilon {shares.epsilon} makes probabilities from "
+            f"{low:.4g} to {high:.4g}; choose an epsilon with which they are between 0 and 1"
+        )
+
+    def thin(self, site: Site) -> tuple[Tensor, Tensor]:
+        num_rows = site.shape[0] if len(site.shape) > 1 else 1
+        length = max(1, int(np.prod(site.shape))) // max(1, num_rows)
+        rows, own = site.whole_rows(length)
+        base = rows.load_base()
+        deltas = stack_deltas(rows, base)
+        for delta, task in zip(deltas, site.tasks, strict=True):
+            if task.density < 1:
+                magnitudes = delta.abs().view(-1, length).numpy()
+                kept = _choose(draw(self.seed, site, task), magnitudes, own, task)
+                delta[own].mul_(torch.from_numpy(kept))
+        return base[own], deltas[:, own]
+
+
+class Della(DellaLinear):
+    """The sign election of TIES on the task vectors of `della_linear`."""
+
+    name = "della"
+    elects = True
+
+    normalize: bool = Field(True, description="average what agrees with the sign; else sum it")
+
+
+def _choose(
+    draws: NDArray[np.uint16],  # of a site's entries
+    magnitudes: NDArray[np.floating],  # (rows, length), of the rows around it
+    own: slice,
+    task: Task,
+) -> NDArray[np.bool_]:
+    """Which entries of a site are kept.
+
+    A number below density - epsilon keeps an entry of any rank, one above density + epsilon none.
+    Between, it is a rank that has to be exceeded: only there magnitudes are looked at. Odd numbers
+    let an entry that equals the one of this rank stay, even ones do not.
+    """
+    shares, length = task.shares, magnitudes.shape[1]
+    low = round((shares.density - shares.epsilon) * LEVELS)
+    high = max(low + 1, round((shares.density + shares.epsilon) * LEVELS))
+    kept = draws < low
+    open_ = np.flatnonzero((draws >= low) & (draws < high))
+    numbers = draws[open_].astype(np.int64)
+    rank = (numbers - low) * (length - 1) // (high - low)
+    places = open_ + own.start
+    values = magnitudes.reshape(-1)[places]
+    ordered = np.sort(magnitudes, axis=1).reshape(-1)
+    first = places - places % length + rank
+    may_equal = values >= ordered[first + (rank < length - 1)]
+    kept[open_] = np.where(numbers % 2, may_equal, values > ordered[first])
+    return kept
