@@ -13,7 +13,10 @@ from matsmerge.recipes.recipe import short_names
 
 _SAME = ("task_arithmetic", "ties", "dare_ties", "dare_linear", "slerp", "model_stock")
 _METHODS = {"linear": "average", **{name: name for name in _SAME}}
-_KEYS = ("merge_method", "models", "parameters", "base_model", "dtype", "out_dtype")
+_KEYS = (
+    "merge_method", "models", "parameters", "base_model", "dtype", "out_dtype", "tokenizer",
+    "tokenizer_source",
+)  # fmt: skip
 # mergekit's name -> ours, for parameters of the whole merge and of one model
 _SCALED = {"normalize": "normalize", "lambda": "scale"}
 _SHARED: Mapping[str, Mapping[str, str]] = {
@@ -136,6 +139,13 @@ class _Translation:
                 )
         if self.overrides:
             recipe["overrides"] = self.overrides
+        tokenizers = [
+            value for key in ("tokenizer", "tokenizer_source") if (value := self.data.get(key))
+        ]
+        if len(tokenizers) > 1:
+            self.problems.append("mergekit takes either tokenizer or tokenizer_source, not both")
+        if tokenizers:
+            recipe["tokenizer"] = tokenizers[0]
         dtype = self.data.get("out_dtype") or self.data.get("dtype")
         if dtype is not None:
             recipe["dtype"] = dtype
