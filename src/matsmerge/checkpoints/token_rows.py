@@ -19,6 +19,7 @@ from matsmerge.checkpoints.alignment import is_by_token
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.fused_experts import SeparatedExperts
 from matsmerge.checkpoints.input_file import InputFile
+from matsmerge.errors import AlignmentError
 
 _BLOCK_ELEMENTS = 1 << 20
 
@@ -43,11 +44,6 @@ class TokenRows:
         is_same = torch.equal(self.own, torch.arange(self.num_rows).expand_as(self.own))
         return is_same and set(self.sizes) == {self.num_rows}
 
-    def shape(self, model: str, name: str, spec: TensorSpec) -> tuple[int, ...] | None:
-        """The shape that a tensor gets; None if it has no row for each token."""
-        size = self.sizes[self.names.index(model)]
-        return resized(name, spec, size, self.num_rows)
-
     def view(
         self,
         everyone: Mapping[str, Checkpoint],
@@ -55,28 +51,40 @@ class TokenRows:
         files: Sequence[InputFile] = (),
     ) -> dict[str, Checkpoint]:
         """All models with these rows; `tables` are their tensors, by the names that all share."""
-        by_token: dict[str, dict[str, str]] = {model: {} for model in everyone}
-        for model, checkpoint in everyone.items():
-            for name, own in tables[model].items():
-                if self.shape(model, own, checkpoint.specs[own]):
-                    by_token[model][name] = own
+        problems: list[str] = []
         found = {}
-        for model, checkpoint in everyone.items():
-            changed = {
-                own: Table(
-                    self.own[self.names.index(model)],
-                    tuple(
-                        (everyone[other], by_token[other][name], given)
-                        for other, given in zip(self.names, self.given, strict=True)
-                        if name in by_token[other]
-                    ),
-                    self.is_padding,
-                    self.shape(model, own, checkpoint.specs[own]) or (),
-                )
-                for name, own in by_token[model].items()
+        for number, model in enumerate(self.names):
+            checkpoint, own = everyone[model], self.own[number]
+            givers = {
+                other: given
+                for other, given in zip(self.names, self.given, strict=True)
+                if bool((given[own < 0] >= 0).any())
             }
-            found[model] = _view(checkpoint, changed, files)
-        return found
+            changed: dict[str, Table] = {}
+            for name, tensor in tables[model].items():
+                shape = resized(tensor, checkpoint.specs[tensor], self.sizes[number], self.num_rows)
+                if shape is None:
+                    continue
+                problems += [
+                    f"{checkpoint.label}: lacks rows of '{name}' that {other} should give, which "
+                    "has no such tensor; choose another source with tokenizer: tokens:"
+                    for other in givers
+                    if name not in tables[other]
+                ]
+                given = tuple(
+                    (everyone[other], tables[other].get(name, ""), rows)
+                    for other, rows in givers.items()
+                )
+                table = Table(own, given, self.is_padding, shape)
+                if tensor in changed and changed[tensor].sources != table.sources:
+                    problems.append(
+                        f"{checkpoint.label}: '{name}' is tied to another tensor, and is not where "
+                        "it gets rows from; store the models alike"
+                    )
+                changed[tensor] = table
+            found[model] = (checkpoint, changed)
+        AlignmentError.raise_all(problems)
+        return {model: _view(*view, files) for model, view in found.items()}
 
 
 def resized(name: str, spec: TensorSpec, size: int, num_rows: int) -> tuple[int, ...] | None:
@@ -109,6 +117,11 @@ class Table:
     given: tuple[tuple[Checkpoint, str, Tensor], ...]  # tensors, and which of their rows (rows,)
     is_padding: Tensor  # (rows,)
     shape: tuple[int, ...]
+
+    @property
+    def sources(self) -> list[tuple[int, str]]:
+        """The tensors that give rows."""
+        return [(id(checkpoint), name) for checkpoint, name, _ in self.given]
 
     @property
     def is_computed(self) -> bool:

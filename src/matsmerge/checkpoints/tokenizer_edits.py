@@ -1,7 +1,7 @@
 """Files of a model made to agree with another vocabulary: tokenizer, configuration, generation."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,14 @@ class AddedToken:
 class TokenizerEdits:
     """What is different in the files of a merged model.
 
-    `translate` gives the new id of a token that the configuration means by an id, if it has one.
+    `new_ids` says which id a token gets that the configuration has by its old one, if any.
     `preferred` are ids that the tokenizer's own model has in these files.
     """
 
     num_rows: int
     old_num_rows: int
     added: tuple[AddedToken, ...]
-    translate: Callable[[int], int | None]
+    new_ids: Mapping[int, int | None]
     preferred: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def apply(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ class TokenizerEdits:
             return [new for one in value if (new := self._new_id(one, is_new)) is not None] or None
         if type(value) is not int:
             return value
-        new = value if is_new else self.translate(value)
+        new = value if is_new else self.new_ids.get(value)
         return new if new is not None and new < self.num_rows else None
 
     def _with_size(self, config: dict[str, Any]) -> dict[str, Any]:
