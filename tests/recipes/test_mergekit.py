@@ -142,7 +142,7 @@ def test_adapters_on_the_base() -> None:
     [
         ("merge_method: nearswap", "merge_method 'nearswap' is not supported"),
         ("{merge_method: linear, slices: []}", "key 'slices' is not supported"),
-        ("{merge_method: linear, models: [], tokenizer_source: union}", "key 'tokenizer_source'"),
+        ("{merge_method: linear, models: [], tokenizer_source: a, tokenizer: {source: b}}", "not both"),
         ("{merge_method: linear, models: [], chat_template: auto}", "key 'chat_template'"),
         ("{merge_method: linear, models: 3}", "'models' must be a list"),
         ("{merge_method: linear, models: [{model: a, layer_range: [0, 1]}]}", "'layer_range'"),

@@ -78,9 +78,8 @@ class ModelTokenizers:
                 f"({', '.join(tokenizer.closed)}); load it with transformers' AutoTokenizer and "
                 "save it with save_pretrained, which writes tokenizer.json"
             )
-        wrong = [
-            f"{t!r}: {i}" for t, i in (tokenizer.ids or {}).items() if not 0 <= i < _MAX_TOKENS
-        ]
+        ids = tokenizer.ids or {}
+        wrong = [f"{token!r}: {i}" for token, i in ids.items() if not 0 <= i < _MAX_TOKENS]
         if wrong:
             expected = f"expected ids of tokens from 0 to {_MAX_TOKENS - 1:,}"
             raise CheckpointError(f"{label}: {expected}, found {listed(wrong, 3)}")
