@@ -63,8 +63,8 @@ def any_rows(draw: st.DrawFn) -> TokenRows:
     return TokenRows(names, tuple(SIZES.values()), own, given_rows, is_padding)
 
 
-@pytest.mark.parametrize("block", [1, 4, 1 << 20])
-@settings(max_examples=30)
+@pytest.mark.parametrize("block", [4, 1 << 20])
+@settings(max_examples=20)
 @given(rows=any_rows(), data=st.data())
 def test_any_stretch_of_any_table(block: int, rows: TokenRows, data: st.DataObject) -> None:
     states = {model: make_state(model) for model in SIZES}
