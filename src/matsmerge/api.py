@@ -208,6 +208,7 @@ def plan(
     rank: int | str | None = None,
     align: str | None = None,
     trajectory: Sequence[int] = (),
+    tokenizer: str | Mapping[str, Any] | None = None,
     ignore_tokenizers: bool = False,
     force: bool = False,
     **parameters: Any,
@@ -229,7 +230,9 @@ def plan(
     that of their outputs and inputs. `trajectory` lists iterations of the last solver, whose models
     are all made from one run.
 
-    Models whose tokenizers give tokens different ids are refused, unless `ignore_tokenizers`.
+    Models whose tokenizers give tokens different ids are refused, unless `tokenizer` says how to
+    bring them together: `"union"`, `"base"`, a model, or a mapping as in a recipe; or with
+    `ignore_tokenizers`.
     """
     recipes, notes = _given_recipes(models)
     if recipes:
@@ -264,6 +267,7 @@ def plan(
             "rank": rank,
             "align": align,
             "trajectory": trajectory,
+            "tokenizer": tokenizer,
             "ignore_tokenizers": ignore_tokenizers,
         }
     )

@@ -13,6 +13,11 @@ from matsmerge.checkpoints.fused_experts import match_experts, separate_experts
 from matsmerge.errors import AlignmentError
 from matsmerge.problems import counted, listed
 
+# Models with other rows, from models and the tensors of each, by the names that all share.
+RowViews = Callable[
+    [Mapping[str, Checkpoint], Mapping[str, Mapping[str, str]]], dict[str, Checkpoint]
+]
+
 _COMPARE_ELEMENTS = 1 << 20
 _MAX_PREFIX_PARTS = 8  # modules that a checkpoint's names may have in front of another's
 
@@ -57,13 +62,15 @@ def align(
     may_differ: Callable[[str], bool] = lambda _: False,
     tokenizer_problems: Sequence[str] = (),
     experts_apart: bool = True,
+    view_rows: RowViews | None = None,
 ) -> Alignment:
     """Match tensors over all models and the base.
 
     `heads` are patterns of parameters each model keeps for itself. With a `dtype` the stored
     dtypes may differ. `may_differ` says of which integer buffers nobody needs equality.
     `tokenizer_problems` are reasons not to merge embeddings, said together with the others. Fused
-    experts are parameters of their own, unless tensors are wanted as they are stored.
+    experts are parameters of their own, unless tensors are wanted as they are stored. `view_rows`
+    brings embeddings to one vocabulary.
     """
     if experts_apart:
         models = {name: separate_experts(model) for name, model in models.items()}
@@ -84,6 +91,8 @@ def align(
         if note:
             notes.append(f"{name}: {note}")
         tables[name] = {rename(n): target for n, target in table.items()}
+    if view_rows is not None:
+        everyone = view_rows(everyone, tables)
 
     known = {name for table in tables.values() for name in table}
     AlignmentError.raise_all(
@@ -275,13 +284,17 @@ def _differences(
         extra = [n for n in specs if n not in wanted]
         both = [n for n in wanted if n in specs]
         sizes = [n for n in both if specs[n].shape != wanted[n].shape]
-        rows = [n for n in sizes if _is_by_token(n, specs[n].shape, wanted[n].shape)]
+        rows = [
+            n
+            for n in sizes
+            if is_by_token(n, specs[n].shape) and specs[n].shape[1:] == wanted[n].shape[1:]
+        ]
         if rows:
             a, b = (max(s[n].shape[0] for n in rows) for s in (specs, wanted))
             problems.append(
                 f"{title} has another vocabulary than {against}: embeddings of {a:,} tokens "
-                f"instead of {b:,} ({listed(rows)}); this version cannot bring vocabularies "
-                "together, merge models with one tokenizer"
+                f"instead of {b:,} ({listed(rows)}); bring them together with --tokenizer union / "
+                "tokenizer: union, or base to keep the base's"
             )
         shapes = [
             f"{n} {list(specs[n].shape)} instead of {list(wanted[n].shape)}"
@@ -309,14 +322,14 @@ def _differences(
 # Parameters with a row for each token: embeddings, and the output layer that is like them.
 _BY_TOKEN = re.compile(
     r"embed_tokens|word_embeddings|token_embedding|tok_embeddings|\bwte\b|(^|\.)shared\.weight$|lm_head|"
-    r"embed_out|embed_in|cls\.predictions|vocab_|(^|\.)embed(dings?)?\.weight$"
+    r"embed_out|embed_in|cls\.predictions|vocab_|final_logits_bias|(^|\.)embed(dings?)?\.weight$"
 )
 
 
-def _is_by_token(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> bool:
-    """Does a parameter differ in its number of tokens alone?"""
+def is_by_token(name: str, shape: tuple[int, ...]) -> bool:
+    """Does a parameter have a row for each token, by its name and the number of its dimensions?"""
     is_of_them = len(shape) == 2 or (len(shape) == 1 and name.endswith("bias"))
-    return has_row_per_token(name) and is_of_them and shape[1:] == other[1:]
+    return has_row_per_token(name) and is_of_them
 
 
 def has_row_per_token(name: str) -> bool:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,11 +15,11 @@ from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import parse_as, read_bytes, read_json_as, read_text
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-_SPECIAL_MAP, _ADDED = "special_tokens_map.json", "added_tokens.json"
+_SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
 _VOCAB_JSON, _VOCAB_TEXT, _MERGES = "vocab.json", "vocab.txt", "merges.txt"
 _CLOSED = ("*.model", "*.tiktoken", "*.spm", "tekken.json")  # formats that are compared as a whole
 _FILES = (
-    TOKENIZER, CONFIG, TEMPLATE, _SPECIAL_MAP, _ADDED, _VOCAB_JSON, _VOCAB_TEXT, _MERGES, *_CLOSED
+    TOKENIZER, CONFIG, TEMPLATE, _SPECIAL_MAP, ADDED, _VOCAB_JSON, _VOCAB_TEXT, _MERGES, *_CLOSED
 )  # fmt: skip
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 5_000_000  # 262,000 tokens and half a million merges of two parts are 1.9 million
@@ -41,9 +41,10 @@ class Tokenizer:
     parts: Digests  # how text is cut into tokens: what is compared as a whole
     special: Mapping[str, str]  # bos_token and so on
     chat_template: Any  # a text, a list of texts with names, or None
+    added: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # beyond the vocabulary
 
 
-class _AddedToken(BaseModel):
+class _AddedToken(BaseModel, extra="allow"):
     id: int
     content: Any = None
 
@@ -65,26 +66,33 @@ class _Settings(BaseModel, extra="allow"):
     chat_template: str | list[dict[str, Any]] | None = None
 
 
+def is_tokenizer_file(name: str) -> bool:
+    """Is a file with this name a part of a tokenizer?"""
+    return matches(name, _FILES)
+
+
 def digest_files(folder: Path | None) -> Digests:
     """The tokenizer's files in a model's folder, each with a digest of its bytes."""
     if folder is None or not folder.is_dir():
         return {}
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
     found = {}
-    for name in (name for name in names if matches(name, _FILES)):
+    for name in filter(is_tokenizer_file, names):
         content = read_bytes(contained(folder, name), CheckpointError, _MAX_BYTES)
         found[name] = hashlib.sha256(content).hexdigest()
     return found
+
+
+def read_tokenizer_file(path: Path, expected: type[T]) -> T:
+    """A tokenizer's JSON file, which may be large, as a type that pydantic knows."""
+    return read_json_as(path, expected, CheckpointError, _MAX_BYTES, _MAX_VALUES)
 
 
 def read_tokenizer(folder: Path, files: Digests) -> Tokenizer:
     """What the files of a folder say; a damaged one is a `CheckpointError`."""
 
     def read(name: str, expected: type[T]) -> T | None:
-        if name not in files:
-            return None
-        path = contained(folder, name)
-        return read_json_as(path, expected, CheckpointError, _MAX_BYTES, _MAX_VALUES)
+        return read_tokenizer_file(contained(folder, name), expected) if name in files else None
 
     config = read(CONFIG, _Settings) or _Settings()
     content = read(TOKENIZER, _TokenizerFile) or _TokenizerFile()
@@ -100,9 +108,13 @@ def read_tokenizer(folder: Path, files: Digests) -> Tokenizer:
             parts["merges"] = _digest([x for x in lines if x and not x.startswith("#version")])
     elif _VOCAB_TEXT in files:
         ids = {token: i for i, token in enumerate(_lines(folder, _VOCAB_TEXT))}
+    added: dict[str, Mapping[str, Any]] = {}
     if ids:
-        ids |= read(_ADDED, dict[str, int]) or {}
-        ids |= {_content(token): i for i, token in (config.added_tokens_decoder or {}).items()}
+        decoder = config.added_tokens_decoder or {}
+        added |= {_content(token): token for token in decoder.values() if isinstance(token, dict)}
+        added |= {_content(t.content): t.model_extra or {} for t in content.added_tokens or []}
+        ids |= read(ADDED, dict[str, int]) or {}
+        ids |= {_content(token): i for i, token in decoder.items()}
         ids |= {_content(token.content): token.id for token in content.added_tokens or []}
     special = read(_SPECIAL_MAP, dict[str, Any]) or {}
     special |= {k: v for k, v in (config.model_extra or {}).items() if v is not None}
@@ -112,6 +124,7 @@ def read_tokenizer(folder: Path, files: Digests) -> Tokenizer:
         parts,
         {key: _content(special[key]) for key in _SPECIAL if special.get(key)},
         _text(folder, TEMPLATE) if TEMPLATE in files else config.chat_template,
+        added,
     )
 
 

@@ -24,8 +24,8 @@ _MAX_SHOWN = 3
 _MAX_RENAMED_SHARE, _MIN_RENAMED = 0.05, 16  # unused rows that fine-tuning gave a meaning
 _NOT_READ = "put the file right, or do not compare tokenizers with --ignore-tokenizers"
 _WHAT_TO_DO = (
-    "embeddings are merged row by row, and this version cannot bring vocabularies together; merge "
-    "models with one tokenizer, or if only the files differ, go on with --ignore-tokenizers / "
+    "embeddings are merged row by row; bring vocabularies together with --tokenizer union / "
+    "tokenizer: union, or if only the files differ, go on with --ignore-tokenizers / "
     "ignore_tokenizers: true"
 )
 
@@ -40,11 +40,16 @@ class Comparison:
 
 
 def compare_tokenizers(
-    models: Mapping[str, Path | None], base: tuple[str, Path | None] | None, output: Path | None
+    models: Mapping[str, Path | None],
+    base: tuple[str, Path | None] | None,
+    output: Path | None,
+    *,
+    ids: bool = True,
 ) -> Comparison:
     """Compare the tokenizers in folders; those without one are not asked.
 
-    `output` is the folder whose files go with the result.
+    `output` is the folder whose files go with the result. Ids are not compared where embeddings
+    are brought to one vocabulary anyway.
     """
     found = Comparison()
     folders = dict(models) | ({base[0]: base[1]} if base else {})
@@ -73,7 +78,7 @@ def compare_tokenizers(
     if not tokenizers:
         return found
     reference = source if source in tokenizers else next(iter(tokenizers))
-    rows = _compare_rows(tokenizers, reference)
+    rows = _compare_rows(tokenizers, reference) if ids else Comparison()
     found.problems += rows.problems
     if reference == source:  # else the output has none of these
         found.notes += rows.notes

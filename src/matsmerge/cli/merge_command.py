@@ -61,6 +61,7 @@ def merge(
         "trajectory": _parse_list(solving.trajectory),
         **dict(adapters),
         "match_heads": general.match_heads,
+        "tokenizer": general.tokenizer,
         "ignore_tokenizers": general.ignore_tokenizers,
     }
     if adapters.rank is not None and re.fullmatch(r"[0-9]{1,9}", adapters.rank):

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,7 @@ def show_plan(
         ("parameters", f"{plan['num_parameters']:,}"),
         *methods[:10],
         *([("  ...", f"{len(methods) - 10} more")] if len(methods) > 10 else []),
+        *_vocabulary_rows(plan.get("vocabulary")),
         ("heads kept apart", f"{sum(map(len, plan['heads'].values())):,} tensors"),
         ("to read", format_bytes(plan["read_bytes"])),
         ("to write", f"{format_bytes(plan['output_bytes'])} in {num_files} file(s)"),
@@ -71,8 +72,24 @@ def describe(planned: "PlannedMerge", executor: "Executor", max_shard_bytes: int
         "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
         "tied": dict(prepared.alignment.tied),
         "otherwise": [p.name for p in prepared.plan.otherwise],
+        **({"vocabulary": prepared.vocabulary.describe()} if prepared.vocabulary else {}),
         "notes": list(prepared.notes),
     }
+
+
+def _vocabulary_rows(described: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """Where the rows of embeddings come from; each of them is in the output of --json."""
+    if described is None:
+        return
+    yield "vocabulary", f"{described['num_rows']:,} rows, {described['num_tokens']:,} tokens"
+    counts = {
+        "in all models": described["in_all_models"],
+        **{f"given by {name}": num for name, num in described["given_by"].items()},
+        "averaged over those that have them": described["averaged"],
+        "zero": described["zero"],
+        "without a token, the mean": described["padding"],
+    }
+    yield from ((f"  {what}", f"{num:,}") for what, num in counts.items() if num)
 
 
 def show_solutions(merged: "Merged", screen: Screen) -> None:

@@ -24,6 +24,10 @@ class General(Options):
     """Match each model's head to the merged model, on its data (--data) without labels. Default:
     with mats_cross."""
 
+    tokenizer: str | None = option(metavar="SOURCE")
+    """Bring embeddings of different vocabularies together: union of all tokens, base, or a MODEL
+    whose tokenizer to take. Rules for single tokens are for recipe files."""
+
     ignore_tokenizers: bool = False
     """Merge models whose tokenizers give tokens different ids all the same."""
 

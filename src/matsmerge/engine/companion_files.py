@@ -21,6 +21,8 @@ def write_companions(
     """Write heads, configuration, tokenizer, card and paths into a model's folder."""
     _write_heads(prepared, folder)
     copy_companions(prepared.companions, folder, _single_dtype(prepared), prepared.config_changes)
+    if prepared.vocabulary is not None:
+        prepared.vocabulary.edits.apply(folder)
     if prepared.chat_template is not None:
         add_chat_template(prepared.chat_template, folder)
     config = prepared.output.config

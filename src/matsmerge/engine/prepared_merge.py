@@ -18,7 +18,9 @@ from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_n
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
 from matsmerge.engine.merge_inputs import Inputs, gather_inputs
+from matsmerge.engine.merged_vocabulary import MergedVocabulary, merge_vocabularies
 from matsmerge.engine.model_card import inherit_metadata
+from matsmerge.engine.permuted_statistics import check_rows, permute_evidence
 from matsmerge.engine.plan import Plan, make_plan
 from matsmerge.engine.prefix_merge import PrefixMerge
 from matsmerge.engine.prefix_preparation import prepare_prefix, read_data
@@ -54,6 +56,7 @@ class PreparedMerge:
     inherited: Mapping[str, Any] = field(default_factory=dict)  # of the models' cards
     chat_template: Any = None  # to write, where it is not that of the companions
     config_changes: Mapping[str, Any] = field(default_factory=dict)  # of config.json
+    vocabulary: MergedVocabulary | None = None  # that embeddings are brought to, where it was asked
 
     @property
     def models(self) -> dict[int | None, str]:
@@ -125,7 +128,9 @@ def prepare(
     if inputs.writes_adapter:
         sources_of_files = list(inputs.models.values())
     of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
-    tokenizers = _compare_tokenizers(recipe, inputs, of.folder if of else None)
+    vocabulary = merge_vocabularies(recipe, inputs, of) if recipe.tokenizer else None
+    files = vocabulary.folder if vocabulary else of.folder if of else None
+    tokenizers = _compare_tokenizers(recipe, inputs, files)
     stacked = stack_models(recipe, inputs)
     config_changes = stacked.config_changes(of)
     inputs = stacked.inputs
@@ -136,6 +141,7 @@ def prepare(
         dtype=dtype,
         may_differ=lambda name: _taken_from_one(recipe, name),
         tokenizer_problems=tokenizers.problems,
+        view_rows=vocabulary.view_rows if vocabulary else None,
     )
     unused = check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names, stacked.taking)
@@ -151,6 +157,12 @@ def prepare(
     is_along_prefix = any(method.uses_merged_inputs for method in methods)
     if is_along_prefix and inputs.view == "vectors":
         _check_modules(inputs)
+    is_permuted = vocabulary is not None and not vocabulary.rows.changes_nothing
+    if is_permuted and (is_along_prefix or recipe.matches_heads):
+        raise RecipeError(
+            "inputs: merged and match_heads run one model on everyone's data, which has the tokens "
+            "of one vocabulary; use inputs: own, and match_heads: false, with this tokenizer:"
+        )
     apart = [m for m in (x.without_inputs() for x in methods) if m] if is_along_prefix else methods
     evidence = gather_evidence(
         recipe,
@@ -160,6 +172,8 @@ def prepare(
         force=force,
         may_be_collected=is_along_prefix,
     )
+    if vocabulary is not None and is_permuted:
+        evidence = permute_evidence(vocabulary.rows, evidence, alignment)
     prefix = None
     if is_along_prefix:
         following = [method for method in methods if method.uses_merged_inputs]
@@ -182,8 +196,13 @@ def prepare(
         len(recipe.trajectory),
     )
     _check_covered(plan, methods)
+    if vocabulary is not None and is_permuted:
+        check_rows(vocabulary.rows, plan.layers, alignment)
     companions = companion_files(of.folder) if of else ()
     code = code_notes(companions, public_name(of.label)) if of else []
+    if vocabulary is not None:
+        companions = vocabulary.companions(companions)
+        code += vocabulary.notes
     inherited, card_notes = inherit_metadata(
         {model.name: model.checkpoint.folder for model in alignment.models}
     )
@@ -218,6 +237,7 @@ def prepare(
         inherited,
         tokenizers.chat_template,
         config_changes,
+        vocabulary,
     )
 
 
@@ -228,6 +248,7 @@ def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> 
         {name: model.folder for name, model in inputs.models.items()},
         None if base is None else ("the base", base.folder),
         output,
+        ids=recipe.tokenizer is None,
     )
     if recipe.chat_template is not None:
         folders = [model.folder for model in (*inputs.models.values(), base) if model]

@@ -27,6 +27,7 @@ from matsmerge.problems import problems_of
 from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.recipes.model_data import ModelData, as_model_data
 from matsmerge.recipes.stack import LayerRange, Layers, Patterns, Stack, as_stacks
+from matsmerge.recipes.tokenizer_spec import TokenizerSpec, as_tokenizer_spec
 
 # A number, or numbers spread evenly over the depth of the network.
 Number = Annotated[float, Field(allow_inf_nan=False)]
@@ -208,6 +209,14 @@ class Recipe(_Strict):
         description="of the tokenizer: auto (what most models have), the name of a known one, or a "
         "template; by default that of the base, or of the first model",
     )
+    tokenizer: Annotated[
+        TokenizerSpec | None,
+        BeforeValidator(as_tokenizer_spec, json_schema_input_type=str | TokenizerSpec | None),
+    ] = Field(
+        None,
+        description="bring embeddings of different vocabularies together: union, base or a model "
+        "whose tokenizer to take, or one of these with options; by default they must be the same",
+    )
     ignore_tokenizers: bool = Field(
         False, description="merge models whose tokenizers give tokens different ids all the same"
     )
@@ -225,6 +234,8 @@ class Recipe(_Strict):
     @model_validator(mode="after")
     def _makes_sense(self) -> "Recipe":
         problems = [*self._duplicate_models(), *self._data_problems()]
+        if self.tokenizer is not None and self.ignore_tokenizers:
+            problems.append("tokenizer and ignore_tokenizers exclude each other; leave out either")
         for where, spec in self.method_specs():
             problems += [f"{where}{p}" for p in self._method_problems(spec)]
         names = [entry.name for entry in self.models]
