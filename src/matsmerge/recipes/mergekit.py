@@ -199,7 +199,7 @@ class _Translation(MergekitReader):
                 continue
             own = self.read_path(one["base_model"]) if one.get("base_model") else base
             stop = start + ranges[0][1] - ranges[0][0]
-            wheres = [{**match, "layers": [start, stop]}]
+            wheres: list[dict[str, Any]] = [{**match, "layers": [start, stop]}]
             wheres += [{**match, "layers": "before"}] if i == 0 else []
             wheres += [{**match, "layers": "after"}] if i == len(slices) - 1 else []
             group = _Group(
