@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from torch import nn
 
@@ -242,6 +242,7 @@ def plan(
         said = [note for one in (*earlier, prepared) for note in one.notes]
         return PlannedMerge(prepared, tuple(dict.fromkeys([*notes, *said])), tuple(earlier))
     assert not isinstance(models, (str, Path, Recipe))
+    models = cast(Models, models)
     named = dict(models) if isinstance(models, Mapping) else _named(models)
     _refuse_twice(named)
     weight_of: dict[str, float] = _by_name("weights", weights, list(named))

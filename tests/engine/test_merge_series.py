@@ -84,15 +84,16 @@ def test_an_interrupted_series_goes_on(
     recipe: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from matsmerge.engine import merge_series
+    from matsmerge.engine.merge_run import merge_to_folder
 
     planned = matsmerge.plan(recipe(SERIES))
-    real, calls = merge_series.merge_to_folder, []
+    calls: list[str] = []
 
     def stop_at_the_last(prepared: Any, target: Path, options: Any) -> Path:
         calls.append(target.name)
         if target.name == "out" and len(calls) == 3:
             raise KeyboardInterrupt
-        return real(prepared, target, options)
+        return merge_to_folder(prepared, target, options)
 
     monkeypatch.setattr(merge_series, "merge_to_folder", stop_at_the_last)
     with pytest.raises(KeyboardInterrupt):

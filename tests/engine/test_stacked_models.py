@@ -200,7 +200,6 @@ def test_a_configuration_that_does_not_say_how_many_layers(
 def test_a_stacked_llama_runs(tmp_path: Path) -> None:
     model = LlamaForCausalLM(llama_config(num_hidden_layers=3))
     save(model, tmp_path / "llama", make_tokenizer())
-    found, config = {}, {}
     found, config = merge(
         tmp_path,
         {

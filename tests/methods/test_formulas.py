@@ -229,6 +229,26 @@ def test_model_stock() -> None:
     check(matsmerge.merge(tuned, base, "model_stock"), expected)
 
 
+def test_model_stock_of_rows() -> None:
+    base, tuned = models()
+    expected = {}
+    for n, v in base.items():
+        b = v.double().numpy()
+        rows = b.reshape(-1, b.shape[-1] if b.ndim else 1)
+        d = np.stack([m[n].double().numpy().reshape(rows.shape) for m in tuned]) - rows
+        ratios = []
+        for r in range(len(rows)):
+            cosines = [
+                d[i, r] @ d[j, r] / np.linalg.norm(d[i, r]) / np.linalg.norm(d[j, r])
+                for i in range(NUM_MODELS)
+                for j in range(i)
+            ]
+            below = 1 + (NUM_MODELS - 1) * np.mean(cosines)
+            ratios.append(NUM_MODELS * np.mean(cosines) / below if below > 1e-6 else 0)
+        expected[n] = (rows + np.array(ratios)[:, None] * d.mean(0)).reshape(-1)
+    check(matsmerge.merge(tuned, base, "model_stock", filter_wise=True), expected)
+
+
 def test_passthrough() -> None:
     base, tuned = models()
     named = {f"m{i}": m for i, m in enumerate(tuned)}

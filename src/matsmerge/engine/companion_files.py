@@ -56,8 +56,8 @@ def _loader(folder: Path) -> tuple[str | None, str | None]:
     if not (folder / "config.json").exists():
         return None, None
     classes = read_json(folder / "config.json").get("architectures")
-    is_named = isinstance(classes, list) and classes and str(classes[0]).isidentifier()
-    return "transformers", str(classes[0]) if is_named else "AutoModel"
+    name = str(classes[0]) if isinstance(classes, list) and classes else ""
+    return "transformers", name if name.isidentifier() else "AutoModel"
 
 
 def _single_dtype(prepared: PreparedMerge) -> str | None:

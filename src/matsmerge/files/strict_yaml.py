@@ -33,7 +33,7 @@ class _StrictLoader(yaml.SafeLoader):
 
     def compose_document(self) -> Any:
         self._sizes.clear()  # of nodes of the document before, which are gone
-        return super().compose_document()  # type: ignore[no-untyped-call]
+        return super().compose_document()
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]

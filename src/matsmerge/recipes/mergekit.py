@@ -17,6 +17,7 @@ from matsmerge.recipes.mergekit_methods import (
     is_unused,
     our_name,
 )
+from matsmerge.recipes.mergekit_reader import MergekitReader
 from matsmerge.recipes.mergekit_settings import (
     Conditions,
     Settings,
@@ -24,6 +25,7 @@ from matsmerge.recipes.mergekit_settings import (
     filtered,
     patterns_within,
     read_setting,
+    share_weights,
     unfiltered,
     weights_on_arc,
 )
@@ -50,7 +52,7 @@ _MODULES = {
 
 def from_mergekit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Our recipe, as plain data, for a mergekit configuration; with notes on the translation."""
-    translation = _Translation(data)
+    translation = _Translation(data=data)
     recipe = translation.recipe()
     RecipeError.raise_all(dict.fromkeys(translation.problems))
     return recipe, list(dict.fromkeys(translation.notes))
@@ -88,10 +90,8 @@ class _Group:
 
 
 @dataclass
-class _Translation:
-    data: Mapping[str, Any]
-    problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+class _Translation(MergekitReader):
+    data: Mapping[str, Any] = field(default_factory=dict)
     stacks: list[dict[str, Any]] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)  # of all models, in their order
 
@@ -104,7 +104,7 @@ class _Translation:
             found = ", ".join(given) or "none"
             self.problems.append(f"expected one of {', '.join(_LISTS)}, found {found}")
             return {}
-        base = self._path(data["base_model"]) if data.get("base_model") else None
+        base = self.read_path(data["base_model"]) if data.get("base_model") else None
         groups = list(self._groups(given[0], base))
         settled = []
         for group in groups:
@@ -150,21 +150,21 @@ class _Translation:
     # What is merged with what.
 
     def _groups(self, key: str, base: str | None) -> Iterator[_Group]:
-        whole = [self._mapping(self.data.get("parameters"), "parameters")]
+        whole = [self.read_mapping(self.data.get("parameters"), "parameters")]
         kind = self.data["merge_method"]
         if key != "modules":
             yield from self._module(self.data, kind, base, whole, None)
             return
-        modules = self._mapping(self.data["modules"], "modules")
+        modules = self.read_mapping(self.data["modules"], "modules")
         names = sorted(modules, key=lambda name: name != "default")  # others win
         for a in names:
             for b in names:
                 if a != b and f"{b}.".startswith(f"{a}."):
                     self.problems.append(f"the modules {a} and {b} overlap; name each part once")
         for name in names:
-            module = self._mapping(modules[name], name)
+            module = self.read_mapping(modules[name], name)
             match = None if names == ["default"] else name
-            scopes = [self._mapping(module.get("parameters"), f"{name}.parameters"), *whole]
+            scopes = [self.read_mapping(module.get("parameters"), f"{name}.parameters"), *whole]
             given = [k for k in ("models", "slices") if module.get(k)]
             if len(given) != 1:
                 self.problems.append(f"modules.{name}: expected either models or slices")
@@ -181,30 +181,32 @@ class _Translation:
     ) -> Iterator[_Group]:
         match = {} if module is None else {"match": _MODULES.get(module, [f"{module}.*"])}
         if given.get("models"):
-            sources = [self._source(e, "models") for e in self._entries(given["models"], "models")]
+            sources = [
+                self.read_source(e, "models") for e in self.read_entries(given["models"], "models")
+            ]
             yield _Group(kind, sources, base, scopes, (match,))
             return
-        slices = self._entries(given["slices"], "slices")
+        slices = self.read_entries(given["slices"], "slices")
         layers: list[dict[str, Any]] = []
         start = 0
         for i, one in enumerate(slices):
             where = f"slices.{i}"
-            self._note_unknown(one, ("sources", "parameters", "base_model", "merge_method"), where)
-            entries = self._entries(one.get("sources"), f"{where}.sources")
-            sources = [self._source(entry, where, "layer_range") for entry in entries]
-            ranges = [self._range(entry.get("layer_range"), where) for entry in entries]
+            self.note_unknown(one, ("sources", "parameters", "base_model", "merge_method"), where)
+            entries = self.read_entries(one.get("sources"), f"{where}.sources")
+            sources = [self.read_source(entry, where, "layer_range") for entry in entries]
+            ranges = [self.read_range(entry.get("layer_range"), where) for entry in entries]
             if not sources or None in ranges:
                 continue
-            own = self._path(one["base_model"]) if one.get("base_model") else base
+            own = self.read_path(one["base_model"]) if one.get("base_model") else base
             stop = start + ranges[0][1] - ranges[0][0]
-            wheres = [{**match, "layers": [start, stop]}]
+            wheres: list[dict[str, Any]] = [{**match, "layers": [start, stop]}]
             wheres += [{**match, "layers": "before"}] if i == 0 else []
             wheres += [{**match, "layers": "after"}] if i == len(slices) - 1 else []
             group = _Group(
                 one.get("merge_method", kind),
                 sources,
                 own,
-                [self._mapping(one.get("parameters"), where), *scopes],
+                [self.read_mapping(one.get("parameters"), where), *scopes],
                 tuple(wheres) if len(slices) > 1 else (match,),
                 any(r[0] != start for r in ranges),
             )
@@ -247,10 +249,10 @@ class _Translation:
     def _settle(self, group: _Group) -> tuple[list[str], tuple[dict[str, Any], Settings]]:
         """The models of a group, its method, and the values of all its parameters."""
         known, ours = find_method(group.kind)
-        base, paths, is_sliced = group.base, group.paths, "layers" in str(group.wheres)
+        base, paths = group.base, group.paths
         if known.base == "required" and base is None:
             raise RecipeError(f"mergekit's {group.kind} needs 'base_model'")
-        is_alone = group.kind == "passthrough" or bool(self.stacks) or is_sliced
+        is_alone = group.kind == "passthrough" or bool(self.stacks)
         is_model = not is_alone if known.base == "ignored" else not _has_base(known, ours)
         if base is not None and base not in paths and is_model:
             paths = [*paths, base]  # mergekit adds it
@@ -302,6 +304,8 @@ class _Translation:
                 )
             else:
                 self._set_method(ours, key, next(iter(of_models.values())), default, values)
+        if ours.name == "nuslerp":
+            share_weights(paths, values)
         return paths, (method, values)
 
     def _set_method(
@@ -350,57 +354,6 @@ class _Translation:
                 override = as_override(changes.pop(None, {}), changes, names)
                 match = list(patterns_within(pattern, where.get("match")))
                 recipe["overrides"].append({**where, "match": match, **override, "required": False})
-
-    # The pieces of the file.
-
-    def _entries(self, given: Any, where: str) -> list[Mapping[str, Any]]:
-        if isinstance(given, list) and all(isinstance(entry, Mapping) for entry in given):
-            return given
-        self.problems.append(f"'{where}' must be a list of mappings, found {str(given)[:60]!r}")
-        return []
-
-    def _source(
-        self, entry: Mapping[str, Any], where: str, *more: str
-    ) -> tuple[str, Mapping[str, Any]]:
-        path = self._path(entry.get("model"))
-        self._note_unknown(entry, ("model", "parameters", *more), f"{where}: {path}")
-        return path, self._mapping(entry.get("parameters"), path)
-
-    def _note_unknown(self, given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-        for key in given.keys() - set(known):
-            self.notes.append(f"{where}: mergekit ignores the key '{key}'{closest(key, known)}")
-
-    def _range(self, given: Any, where: str) -> Any:
-        is_range = isinstance(given, list) and [type(v) for v in given] == [int, int]
-        if is_range and 0 <= given[0] < given[1]:
-            return given
-        self.problems.append(f"{where}: expected layer_range: [FIRST, LAST + 1], found {given!r}")
-        return None
-
-    def _mapping(self, value: Any, where: str) -> Mapping[str, Any]:
-        if value is None or isinstance(value, Mapping):
-            return value or {}
-        self.problems.append(f"{where}: expected a mapping, found {value!r}")
-        return {}
-
-    def _path(self, reference: Any) -> str:
-        """`path@revision+adapter@revision` of any of the ways to write it."""
-        if isinstance(reference, str):
-            return reference
-        if isinstance(reference, Mapping) and reference.keys() <= {
-            "model",
-            "lora",
-            "path",
-            "revision",
-        }:
-            if "path" in reference:
-                revision = reference.get("revision")
-                return f"{reference['path']}@{revision}" if revision else str(reference["path"])
-            if reference.get("model"):
-                lora = reference.get("lora")
-                return self._path(reference["model"]) + (f"+{self._path(lora)}" if lora else "")
-        self.problems.append(f"expected the name of a model, found {reference!r}")
-        return "?"
 
 
 def _has_base(known: MergekitMethod, ours: type[Method]) -> bool:

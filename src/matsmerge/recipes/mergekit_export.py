@@ -103,8 +103,10 @@ def _entry(
             for o in reversed(recipe.overrides)
             if getattr(o.models.get(str(entry.name)), key, None) is not None
         ]
-        if value is not None:
-            parameters[key] = [*filters, {"value": value}] if filters else value
+        if filters:  # where none holds and the model has no value, the method's counts
+            parameters[key] = [*filters, *([] if value is None else [{"value": value}])]
+        elif value is not None:
+            parameters[key] = value
     found: dict[str, Any] = {"model": rename.get(entry.model, entry.model)}
     return found | ({"parameters": parameters} if parameters else {})
 

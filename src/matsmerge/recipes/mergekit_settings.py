@@ -74,6 +74,15 @@ def weights_on_arc(found: Conditions, problems: list[str]) -> tuple[Conditions, 
     return weights
 
 
+def share_weights(paths: Sequence[str], settings: Settings) -> None:
+    """Give two models half of the weight each where mergekit does: if theirs add up to nothing."""
+    weights = [settings.get((path, "weight"), []) for path in paths]
+    values = [value for conditions in weights for value, _ in conditions]
+    are_numbers = all(isinstance(value, (int, float)) for value in values)
+    if len(values) == len(paths) == 2 and are_numbers and abs(sum(values)) < 1e-6:
+        settings |= {(path, "weight"): [(0.5, None)] for path in paths}
+
+
 def unfiltered(settings: Settings) -> _Changes:
     """What holds where no filter does."""
     found: _Changes = {}

@@ -284,7 +284,8 @@ class Recipe(_Strict):
         for i, entry in enumerate(self.models):
             if places[i] in places[:i]:
                 yield f"the model {entry.model} is given twice; change its weight instead"
-        if self.base and any(spec.at_depth(0).reads_base for _, spec in self.method_specs()):
+        reads_base = any(spec.at_depth(0).reads_base for _, spec in self.method_specs())
+        if self.base and reads_base and not self.chooses_models:
             for entry, place in zip(self.models, places, strict=True):
                 if place == resolved(self.base):
                     yield f"{entry.model} is both a model and the base; list it as the base only"

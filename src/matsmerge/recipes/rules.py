@@ -87,7 +87,8 @@ def find_places(names: Iterable[str]) -> dict[str, Place]:
 def check_patterns(recipe: Recipe, names: Sequence[str]) -> list[str]:
     """Refuse an override that would never apply; notes on those that need not."""
     places = find_places(names)
-    problems, notes = [], []
+    problems: list[str] = []
+    notes: list[str] = []
     for override in recipe.overrides:
         found = [f"the override pattern '{p}'" for p in unmatched(override.match, names)]
         if not found and not any(_applies(override, n, places[n]) for n in names):

@@ -1,0 +1,89 @@
+"""Recipes as mergekit's YAML: read again, it is the same merge."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from matsmerge.recipes.mergekit import from_mergekit
+from matsmerge.recipes.mergekit_export import to_mergekit
+from matsmerge.recipes.recipe import make_recipe
+from matsmerge.recipes.rules import make_rules
+
+NAMES = ["embed", *(f"layers.{i}.{p}.w" for i in range(4) for p in ("mlp", "self_attn")), "norm"]
+SAID = [
+    "{models: [{model: a, weight: 2}, b], method: average, dtype: bfloat16, name: mine}",
+    "{models: [a, b], base: c, method: {name: task_arithmetic, scale: [0.2, 0.7], normalize: true}}",
+    "{models: [{model: a, weight: [1, 0], density: 0.3}, b], base: c, chat_template: auto, "
+    "method: {name: ties, trim: parameter, density: 1.0}, overrides: [{match: '*mlp*', models: "
+    "{a: {weight: 3}}}, {match: '*0*', method: {scale: 0.5}, models: {a: {weight: 4}, b: {density: 0.1}}}]}",
+    "{models: [{model: a, weight: 0.7}, {model: b, weight: 0.3}], method: slerp, overrides: "
+    "[{match: '*mlp*', models: {a: {weight: [0, 1]}, b: {weight: [1, 0]}}}]}",
+    "{models: [a, b], base: c, method: {name: dare_ties, rescale: false, density: 1.0}}",
+    "{models: [a], method: {name: passthrough, scale: 2}}",
+]  # fmt: skip
+UNSAID = [
+    "{models: [a, b], method: magmax, base: c}",
+    "{models: [a, b], method: ties, base: c}",  # ranked over the whole model
+    "{models: [a, b], method: average, heads: classifier.*}",
+    "{models: [a, b], method: average, overrides: [{match: layers.0.w, method: {normalize: false}}]}",
+    "{models: [a, b], method: average, overrides: [{match: '*w*', only: [a]}]}",
+    "{models: [{model: a, weight: 3}, b], method: slerp}",
+    "{models: [a, b], method: average, stack: [{match: 'x.*', layers: [{a: [0, 1]}]}]}",
+]
+
+
+def rules_of(data: Any) -> list[Any]:
+    found = make_rules(make_recipe(data), NAMES)
+    return [
+        (
+            dict(zip(r.models, r.weights, strict=True)),
+            r.densities,
+            r.method.model_dump(exclude={"density"}),
+        )
+        for r in (found[name] for name in NAMES)
+    ]
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_there_and_back(text: str) -> None:
+    data = yaml.safe_load(text)
+    recipe = make_recipe(data)
+    theirs = to_mergekit(recipe, {"a": "owner/a"})
+    assert theirs is not None
+    assert "owner/a" in str(theirs)
+    back, notes = from_mergekit(yaml.safe_load(yaml.safe_dump(theirs)))
+    assert not notes
+    assert rules_of(back) == rules_of(data)
+    again = make_recipe(back)
+    assert (again.name, again.dtype, again.chat_template) == (
+        recipe.name, recipe.dtype, recipe.chat_template,
+    )  # fmt: skip
+
+
+def test_stacks() -> None:
+    recipe = make_recipe(
+        yaml.safe_load(
+            "{models: [a, b, d], base: c, method: task_arithmetic, stack: [{a: [0, 2]}, {b: [1, 3], "
+            "base: [0, 2]}, {a: [3, 4], base: {model: d, layers: [2, 3]}}]}"
+        )
+    )
+    theirs = to_mergekit(recipe, {})
+    assert theirs is not None
+    assert [
+        [(s["model"], s["layer_range"]) for s in one["sources"]] for one in theirs["slices"]
+    ] == [
+        [("a", [0, 2]), ("c", [0, 2])],
+        [("b", [1, 3]), ("c", [0, 2])],
+        [("a", [3, 4]), ("d", [2, 3])],
+    ]
+    assert theirs["slices"][2]["base_model"] == "d"
+    back = make_recipe(from_mergekit(theirs)[0])
+    for i in range(3):
+        (ours,), (again,) = recipe.stack, back.stack
+        assert (ours.starts_at(i), ours.base_at(i)) == (again.starts_at(i), again.base_at(i))
+
+
+@pytest.mark.parametrize("text", UNSAID)
+def test_what_mergekit_cannot_say(text: str) -> None:
+    assert to_mergekit(make_recipe(yaml.safe_load(text)), {}) is None
