@@ -134,7 +134,7 @@ def prepare(
     check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names)
     for n in alignment.names:
-        if n in completed.copied:
+        if n in completed.copied and rules[n].method.only_model is None:
             rules[n] = replace(rules[n], method=Passthrough(model=completed.copied[n]))
     if inputs.view == "vectors":
         rules = {n: replace(rule, method=rule.method.for_vectors()) for n, rule in rules.items()}
@@ -189,6 +189,7 @@ def prepare(
     code += _poor_models(recipe, evidence)
     along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
     along += _unused_notes(plan, alignment, evidence)
+    notes = *inputs.notes, *completed.notes, *alignment.notes
     return PreparedMerge(
         recipe,
         alignment,
@@ -196,15 +197,7 @@ def prepare(
         evidence,
         output,
         companions,
-        (
-            *inputs.notes,
-            *completed.notes,
-            *alignment.notes,
-            *tokenizers.notes,
-            *code,
-            *card_notes,
-            *along,
-        ),
+        (*notes, *tokenizers.notes, *code, *card_notes, *along),
         inputs.pretrained,
         prefix,
         heads,

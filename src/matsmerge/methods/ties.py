@@ -33,6 +33,10 @@ class Ties(ThinnedMethod):
     def measured_over(self) -> Literal["parameter", "model"]:
         return "model" if self.trim == "global" else "parameter"
 
+    @property
+    def measured_as(self) -> object:
+        return Ties, self.rescale
+
     def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
         return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
