@@ -1,5 +1,6 @@
 """DELLA: drop entries of the task vectors at random, small ones more often."""
 
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -9,6 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.limits import NUM_SEEDS
+from matsmerge.linalg.selection import Values
 from matsmerge.methods.draws import LEVELS, draw
 from matsmerge.methods.site import Shares, Site, Task, stack_deltas
 from matsmerge.methods.thinning import ThinnedMethod
@@ -47,7 +49,7 @@ class DellaLinear(ThinnedMethod):
 
     def thin(self, site: Site) -> tuple[Tensor, Tensor]:
         num_rows = site.shape[0] if len(site.shape) > 1 else 1
-        length = max(1, int(np.prod(site.shape))) // max(1, num_rows)
+        length = prod(site.shape) // num_rows
         rows, own = site.whole_rows(length)
         base = rows.load_base()
         deltas = stack_deltas(rows, base)
@@ -70,7 +72,7 @@ class Della(DellaLinear):
 
 def _choose(
     draws: NDArray[np.uint16],  # of a site's entries
-    magnitudes: NDArray[np.floating],  # (rows, length), of the rows around it
+    magnitudes: Values,  # (rows, length), of the rows around it
     own: slice,
     task: Task,
 ) -> NDArray[np.bool_]:

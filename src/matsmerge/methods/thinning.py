@@ -80,7 +80,7 @@ class _Sizes:
 
     def __call__(self, site: Site) -> NDArray[np.float64]:  # (2, models)
         after = self.method.thin(replace(site, measured=self.measured))[1]
-        kept = after.double().abs().sum(1)
+        kept = after.double().abs().sum(1).tolist()
         base = site.load_base()
         before = [float(task.load().sub_(base).double().abs().sum()) for task in site.tasks]
-        return np.stack([before, kept.numpy()])
+        return np.array([before, kept])
