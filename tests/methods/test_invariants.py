@@ -147,7 +147,9 @@ def test_as_inits(method: str) -> None:
     )
     num = METHODS[method].num_models or 3
     models = {f"m{i}": model for i, model in enumerate(tuned[:num])}
-    options: dict[str, Any] = {"t": 0.3} if method == "nearswap" else {}
+    # As the default init, task arithmetic has another scale.
+    own: dict[str, Any] = {"nearswap": {"t": 0.3}, "task_arithmetic": {"scale": 1.0}}
+    options = own.get(method, {})
     expected = matsmerge.merge(models, base, method, **options)
     merged = matsmerge.merge(
         models, base, "actmat", init={"name": method, **options}, iterations=0, otherwise="init"
