@@ -96,6 +96,18 @@ def test_the_output_is_the_larger_model(tmp_path: Path) -> None:
     assert config["model_type"] == "vlm"
 
 
+@pytest.mark.filterwarnings("ignore:.*(read as|not merged):UserWarning")
+def test_an_override_says_which_tower() -> None:
+    models = {"lm": language_model(1), "one": seeing(0, "qwen"), "two": seeing(2, "qwen")}
+    chosen = [{"match": "model.visual.*", "method": {"name": "passthrough", "model": "two"}}]
+    merged = matsmerge.merge(models, method="average", overrides=chosen)
+    for name, value in towers(models["two"], "qwen").items():
+        assert torch.equal(merged[name], value)
+    first = matsmerge.merge(models, method="average")
+    for name, value in towers(models["one"], "qwen").items():
+        assert torch.equal(first[name], value)
+
+
 def test_what_a_language_model_lacks_is_said() -> None:
     small, large = language_model(1), seeing(0, "qwen")
     del small["model.layers.1.q.weight"]

@@ -292,7 +292,7 @@ def _fused_state(seed: int) -> dict[str, Tensor]:
 
 def _apart(state: State) -> dict[str, Tensor]:
     """With a tensor for each expert."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for i in range(3):
         gate, up = state[f"{PREFIX}.gate_up_proj"][i].chunk(2)
         down = state[f"{PREFIX}.down_proj"][i]

@@ -86,7 +86,8 @@ def test_multislerp(normalize: bool, task_vectors: bool) -> None:
         tangent = w @ (units - (units @ mean)[:, None] * mean)
         length = np.linalg.norm(tangent) + 1e-8
         point = mean * math.cos(length) + tangent * math.sin(length) / length
-        return (point * (w @ norms)).reshape(ts[0].shape)
+        merged: Array = (point * (w @ norms)).reshape(ts[0].shape)
+        return merged
 
     check(
         merge, "multislerp", 3, weights=weights.tolist(), normalize_weights=normalize,
@@ -123,7 +124,8 @@ def test_karcher(iterations: int) -> None:
                 break
             mean = math.cos(length) * mean + math.sin(length) * step / length
             mean /= np.linalg.norm(mean)
-        return (norms.mean() * mean).reshape(ts[0].shape)
+        merged: Array = (norms.mean() * mean).reshape(ts[0].shape)
+        return merged
 
     check(merge, "karcher", 3, max_iter=iterations)
 

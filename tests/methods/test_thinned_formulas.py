@@ -302,6 +302,17 @@ def test_ties_rescales_what_is_left() -> None:
     check(merged, base, changes)
 
 
+def test_ties_rescales_some_parameters_ranked_with_others() -> None:
+    base, tuned = models()
+    changes = [{"match": "q", "method": {"rescale": True}}]
+    merged = matsmerge.merge(tuned, base, "ties", density=0.9, overrides=changes)
+    alone = [{"q": m["q"]} for m in tuned]
+    expected = matsmerge.merge(alone, {"q": base["q"]}, "ties", density=0.9, rescale=True)
+    plain = matsmerge.merge(alone, {"q": base["q"]}, "ties", density=0.9)
+    assert torch.equal(merged["q"], expected["q"])
+    assert not torch.equal(merged["q"], plain["q"])
+
+
 @settings(max_examples=30, deadline=None)
 @given(density=st.floats(0.01, 0.99), gamma=st.floats(0, 0.99), seed=st.integers(0, 1000))
 def test_breadcrumbs_property(density: float, gamma: float, seed: int) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 # What each recipe says besides its method: models, then parameters of the merge, then of models.
 ALL = ("a", "b", "c")
 OWN = {"weight": [0.3, 0.5, 0.9], "density": [0.4, 0.6, 0.5]}
-RECIPES = {
+RECIPES: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
     "nuslerp": ("nuslerp", "ab", {}, ["weight"]),
     "nuslerp-changes": ("nuslerp", "ab base", {}, ["weight"]),
     "nuslerp-rows": ("nuslerp", "ab", {"nuslerp_flatten": False}, ["weight"]),
@@ -64,7 +65,10 @@ for path in sorted(Path(sys.argv[1]).glob("*.yaml")):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models in two dtypes, all recipes, and what mergekit makes of them."""
     folder: Path = tmp_path_factory.mktemp("peers")
-    shapes = {"model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (64, 32),
+        "model.norm.weight": (32,),
+    }
     for i in range(2):
         layer = f"model.layers.{i}"
         shapes |= {f"{layer}.self_attn.{p}_proj.weight": (32, 32) for p in "qkvo"}

@@ -146,7 +146,7 @@ def prepare(
     unused = check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names, stacked.taking)
     for n in alignment.names:
-        if n in completed.copied:
+        if n in completed.copied and rules[n].method.only_model is None:
             rules[n] = replace(rules[n], method=Passthrough(model=completed.copied[n]))
     if inputs.view == "vectors":
         rules = {n: replace(rule, method=rule.method.for_vectors()) for n, rule in rules.items()}
@@ -214,6 +214,7 @@ def prepare(
     code += _poor_models(recipe, evidence)
     along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
     along += _unused_notes(plan, alignment, evidence)
+    notes = *inputs.notes, *completed.notes, *alignment.notes
     return PreparedMerge(
         recipe,
         alignment,
@@ -221,16 +222,7 @@ def prepare(
         evidence,
         output,
         companions,
-        (
-            *inputs.notes,
-            *completed.notes,
-            *alignment.notes,
-            *tokenizers.notes,
-            *unused,
-            *code,
-            *card_notes,
-            *along,
-        ),
+        (*notes, *tokenizers.notes, *unused, *code, *card_notes, *along),
         inputs.pretrained,
         prefix,
         heads,

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring
-from matsmerge.methods.site import Shares, Site, Task, stack_deltas
+from matsmerge.methods.site import Shares, Site, Task
 from matsmerge.methods.thinning import ThinnedMethod
 from matsmerge.methods.trimming import find_ranked, trim_
 
@@ -37,16 +37,13 @@ class Breadcrumbs(ThinnedMethod):
         bounds = [bounds if bounds else [0.0, 1.0] for bounds in found]
         return {"highest": [b[0] for b in bounds], "lowest": [b[1] for b in bounds]}
 
-    def thin(self, site: Site) -> tuple[Tensor, Tensor]:
-        base = site.load_base()
-        deltas = stack_deltas(site, base)
+    def thin_(self, site: Site, deltas: Tensor, own: slice) -> None:  # noqa: ARG002
         if site.measured:
             highest, lowest = site.measured["highest"], site.measured["lowest"]
             for delta, task, high, low in zip(deltas, site.tasks, highest, lowest, strict=True):
                 if task.density < 1:
                     trim_(delta, low)
                     delta.mul_(delta.abs() <= high)
-        return base, deltas
 
 
 class BreadcrumbsTies(Breadcrumbs):

@@ -1,5 +1,6 @@
 """DELLA: drop entries of the task vectors at random, small ones more often."""
 
+from math import prod
 from typing import Literal
 
 import numpy as np
@@ -9,8 +10,9 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.limits import NUM_SEEDS
+from matsmerge.linalg.selection import Values
 from matsmerge.methods.draws import LEVELS, draw
-from matsmerge.methods.site import Shares, Site, Task, stack_deltas
+from matsmerge.methods.site import Shares, Site, Task
 from matsmerge.methods.thinning import ThinnedMethod
 
 
@@ -45,18 +47,15 @@ class DellaLinear(ThinnedMethod):
             f"{low:.4g} to {high:.4g}; choose an epsilon with which they are between 0 and 1"
         )
 
-    def thin(self, site: Site) -> tuple[Tensor, Tensor]:
-        num_rows = site.shape[0] if len(site.shape) > 1 else 1
-        length = max(1, int(np.prod(site.shape))) // max(1, num_rows)
-        rows, own = site.whole_rows(length)
-        base = rows.load_base()
-        deltas = stack_deltas(rows, base)
+    def row_length(self, site: Site) -> int:
+        return prod(site.shape) // (site.shape[0] if len(site.shape) > 1 else 1)
+
+    def thin_(self, site: Site, deltas: Tensor, own: slice) -> None:
         for delta, task in zip(deltas, site.tasks, strict=True):
             if task.density < 1:
-                magnitudes = delta.abs().view(-1, length).numpy()
+                magnitudes = delta.abs().view(-1, self.row_length(site)).numpy()
                 kept = _choose(draw(self.seed, site, task), magnitudes, own, task)
-                delta[own].mul_(torch.from_numpy(kept))
-        return base[own], deltas[:, own]
+                delta[own].mul_(torch.from_numpy(kept.astype(magnitudes.dtype)))
 
 
 class Della(DellaLinear):
@@ -70,7 +69,7 @@ class Della(DellaLinear):
 
 def _choose(
     draws: NDArray[np.uint16],  # of a site's entries
-    magnitudes: NDArray[np.floating],  # (rows, length), of the rows around it
+    magnitudes: Values,  # (rows, length), of the rows around it
     own: slice,
     task: Task,
 ) -> NDArray[np.bool_]:
@@ -87,10 +86,11 @@ def _choose(
     open_ = np.flatnonzero((draws >= low) & (draws < high))
     numbers = draws[open_].astype(np.int64)
     rank = (numbers - low) * (length - 1) // (high - low)
+    may_equal = (numbers & 1 == 1) & (rank < length - 1)
     places = open_ + own.start
     values = magnitudes.reshape(-1)[places]
+    # Only ranks are needed, for which sorting numbers is much faster than sorting places.
     ordered = np.sort(magnitudes, axis=1).reshape(-1)
-    first = places - places % length + rank
-    may_equal = values >= ordered[first + (rank < length - 1)]
-    kept[open_] = np.where(numbers % 2, may_equal, values > ordered[first])
+    bound = ordered[places - places % length + rank + may_equal]
+    kept[open_] = (values > bound) | ((values == bound) & (numbers & 1 == 1))
     return kept

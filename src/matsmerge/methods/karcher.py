@@ -1,5 +1,6 @@
 """The Karcher mean: the point on a sphere whose distances to all models are least."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -56,4 +57,4 @@ class KarcherMean(SphericalMethod):
 
 
 def _length(coefficients: Matrix, gram: Matrix) -> float:
-    return float(np.sqrt(max(0.0, coefficients @ gram @ coefficients)))
+    return math.sqrt(max(0.0, float(coefficients @ gram @ coefficients)))

@@ -8,7 +8,7 @@ from torch import Tensor
 from matsmerge.methods.method import Measuring
 from matsmerge.methods.site import Site, Task
 from matsmerge.methods.thinning import ThinnedMethod
-from matsmerge.methods.trimming import measure_thresholds, stack_trimmed
+from matsmerge.methods.trimming import measure_thresholds, trim_rows_
 
 
 class MagnitudePrune(ThinnedMethod):
@@ -25,6 +25,5 @@ class MagnitudePrune(ThinnedMethod):
     def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
         return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
-    def thin(self, site: Site) -> tuple[Tensor, Tensor]:
-        base = site.load_base()
-        return base, stack_trimmed(site, base)
+    def thin_(self, site: Site, deltas: Tensor, own: slice) -> None:  # noqa: ARG002
+        trim_rows_(site, deltas)

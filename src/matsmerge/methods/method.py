@@ -67,8 +67,8 @@ class Method(Options, ABC):
         return None
 
     @property
-    def measured_as(self) -> type["Method"]:
-        """Parameters that are measured over the model are so with others of the same class."""
+    def measured_as(self) -> object:
+        """Parameters that are measured over the model are so with others that have the same."""
         return type(self)
 
     # What a recipe has to know of it.

@@ -1,5 +1,6 @@
 """Multi-SLERP: the weighted mean direction of several models, at their mean length."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -33,6 +34,6 @@ class MultiSlerp(OptionalBase):
             w /= w.sum()
         norms = np.sqrt(np.diag(gram))
         directions = np.divide(w, norms, out=np.zeros_like(w), where=norms > 0)
-        length = np.sqrt(max(0.0, directions @ gram @ directions))
+        length = math.sqrt(max(0.0, float(directions @ gram @ directions)))
         mixed = w if length < self.eps else (w @ norms) / length * directions
         return [float(c) for c in mixed]

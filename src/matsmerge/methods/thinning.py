@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method, Pass
 from matsmerge.methods.sign_election import merge_agreeing
-from matsmerge.methods.site import Measured, Site, Task, total_weight
+from matsmerge.methods.site import Measured, Site, Task, stack_deltas, total_weight
 
 
 class ThinnedMethod(Method):
@@ -31,11 +32,21 @@ class ThinnedMethod(Method):
     normalize: bool = Field(False, description="divide the sum by the sum of the models' weights")
 
     @abstractmethod
-    def thin(self, site: Site) -> tuple[Tensor, Tensor]:
-        """The base at a site, and the thinned task vectors, (models, elements)."""
+    def thin_(self, site: Site, deltas: Tensor, own: slice) -> None:
+        """Set entries of task vectors, (models, elements), to zero; `own` is where the site is."""
+
+    def row_length(self, site: Site) -> int:  # noqa: ARG002
+        """How long the rows are of which `thin_` has to see all, beyond the site."""
+        return 1
+
+    def load(self, site: Site) -> tuple[Tensor, Tensor, slice]:
+        """The base and all task vectors in the rows of a site, and where it is in them."""
+        rows, own = site.whole_rows(self.row_length(site))
+        base = rows.load_base()
+        return base, stack_deltas(rows, base), own
 
     def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
-        """Learn what `thin` has to know beyond a site; it is not asked where all is kept."""
+        """Learn what `thin_` has to know beyond a site; it is not asked where all is kept."""
         return {}
         yield
 
@@ -58,7 +69,9 @@ class ThinnedMethod(Method):
         return measured
 
     def merge(self, site: Site) -> Tensor:
-        base, deltas = self.thin(site)
+        base, deltas, own = self.load(site)
+        self.thin_(site, deltas, own)
+        base, deltas = base[own], deltas[:, own]
         weights = [task.weight for task in site.tasks]
         if "factors" in site.measured:
             deltas.mul_(deltas.new_tensor(site.measured["factors"])[:, None])
@@ -79,8 +92,8 @@ class _Sizes:
     measured: Measured
 
     def __call__(self, site: Site) -> NDArray[np.float64]:  # (2, models)
-        after = self.method.thin(replace(site, measured=self.measured))[1]
-        kept = after.double().abs().sum(1)
-        base = site.load_base()
-        before = [float(task.load().sub_(base).double().abs().sum()) for task in site.tasks]
-        return np.stack([before, kept.numpy()])
+        _, deltas, own = self.method.load(site)
+        before = deltas[:, own].abs().sum(1, dtype=torch.float64)
+        self.method.thin_(replace(site, measured=self.measured), deltas, own)
+        after = deltas[:, own].abs().sum(1, dtype=torch.float64)
+        return torch.stack([before, after]).numpy()

@@ -9,7 +9,7 @@ from torch import Tensor
 from matsmerge.methods.method import Measuring
 from matsmerge.methods.site import Site, Task
 from matsmerge.methods.thinning import ThinnedMethod
-from matsmerge.methods.trimming import measure_thresholds, stack_trimmed
+from matsmerge.methods.trimming import measure_thresholds, trim_rows_
 
 
 class Ties(ThinnedMethod):
@@ -33,9 +33,12 @@ class Ties(ThinnedMethod):
     def measured_over(self) -> Literal["parameter", "model"]:
         return "model" if self.trim == "global" else "parameter"
 
+    @property
+    def measured_as(self) -> object:
+        return Ties, self.rescale
+
     def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
         return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
-    def thin(self, site: Site) -> tuple[Tensor, Tensor]:
-        base = site.load_base()
-        return base, stack_trimmed(site, base)
+    def thin_(self, site: Site, deltas: Tensor, own: slice) -> None:  # noqa: ARG002
+        trim_rows_(site, deltas)

@@ -36,10 +36,15 @@ def measure_thresholds(densities: Sequence[float], num_elements: int) -> Measuri
 def stack_trimmed(site: Site, base: Tensor) -> Tensor:  # (models, elements)
     """Task vectors with what is below their thresholds set to zero."""
     deltas = stack_deltas(site, base)
+    trim_rows_(site, deltas)
+    return deltas
+
+
+def trim_rows_(site: Site, deltas: Tensor) -> None:
+    """Zero what is smaller than each task vector's threshold, in place."""
     if site.measured:
         for delta, threshold in zip(deltas, site.measured["thresholds"], strict=True):
             trim_(delta, threshold)
-    return deltas
 
 
 def trim_(delta: Tensor, threshold: float) -> None:
