@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from matsmerge.checkpoints import token_rows
-from matsmerge.checkpoints.checkpoint import TensorSpec
+from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.fused_experts import SeparatedExperts, separate_experts
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
-from matsmerge.checkpoints.token_rows import PermutedRows, TokenRows, num_embedded, resized
+from matsmerge.checkpoints.token_rows import TokenRows, num_embedded, resized
 from matsmerge.errors import AlignmentError
 
 EMBED, HEAD, BIAS = "model.embed_tokens.weight", "lm_head.weight", "lm_head.bias"
@@ -27,12 +27,12 @@ def make_state(model: str, dtype: torch.dtype = torch.float32) -> dict[str, Tens
     return {n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()}
 
 
-def view(
-    rows: TokenRows, states: dict[str, dict[str, Tensor]]
-) -> dict[str, InMemoryCheckpoint | PermutedRows]:
-    everyone = {name: InMemoryCheckpoint(name, state) for name, state in states.items()}
+def view(rows: TokenRows, states: dict[str, dict[str, Tensor]]) -> dict[str, Checkpoint]:
+    everyone: dict[str, Checkpoint] = {
+        name: InMemoryCheckpoint(name, state) for name, state in states.items()
+    }
     tables = {n: {**{t: t for t in c.specs}, **c.aliases} for n, c in everyone.items()}
-    return rows.view(everyone, tables)  # type: ignore[arg-type, return-value]
+    return rows.view(everyone, tables)
 
 
 def dense(rows: TokenRows, states: dict[str, dict[str, Tensor]], model: str, name: str) -> Tensor:
@@ -108,7 +108,7 @@ def test_means_have_more_digits_than_stored_and_single_rows_are_exact() -> None:
     # Token 5 is a's and b's, and the base sees their mean.
     assert views["base"].read_dtype(EMBED) == torch.float32
     assert views["a"].read_dtype(EMBED) == torch.bfloat16
-    buffer = token_rows.Buffer(3, torch.float32)
+    buffer = Buffer(3, torch.float32)
     views["base"].read_into(buffer, EMBED, 15)
     mean = (states["a"][EMBED][5].float() + states["b"][EMBED][5].float()) / 2
     assert torch.equal(buffer.tensor, mean)
@@ -120,7 +120,7 @@ def test_rows_given_by_a_model_of_more_digits_keep_them() -> None:
     states = {model: make_state(model, dtype) for model, dtype in kinds.items()}
     seen = view(union_rows(), states)["a"]
     assert seen.specs[EMBED].dtype == torch.bfloat16
-    buffer = token_rows.Buffer(3, seen.read_dtype(EMBED))
+    buffer = Buffer(3, seen.read_dtype(EMBED))
     seen.read_into(buffer, EMBED, 18)
     assert torch.equal(buffer.tensor, states["b"][EMBED][6])
 

@@ -296,3 +296,28 @@ def test_adapters(root: Path, tmp_path: Path) -> None:
     own = load_file(root / "b" / "model.safetensors")[EMBED].double()
     torch.testing.assert_close(state[EMBED][:20].double(), (folded + own[:20]) / 2)
     torch.testing.assert_close(state[EMBED][20:].double(), own[20:])
+
+
+def test_adapters_that_bring_embeddings(root: Path, tmp_path: Path) -> None:
+    """Tokens that were trained beside a LoRA, and its tokenizer, are those of a model."""
+    peft = pytest.importorskip("peft")
+    from peft_models import adapt, load
+
+    model = load(root / "base")
+    model.resize_token_embeddings(21, mean_resizing=False)
+    config = peft.LoraConfig(
+        r=2, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]
+    )
+    lora = adapt(model, config, tmp_path / "lora")
+    tokenizer = make_tokenizer(WORDS)
+    tokenizer.add_tokens(["<p>"])
+    tokenizer.save_pretrained(lora)
+    models = {"lora": lora, "b": root / "b"}
+    plan = matsmerge.plan(models, root / "base", tokenizer="union", output="dense")
+    plan.merge(tmp_path / "out")
+    vocabulary, state = check_loads(tmp_path / "out")
+    own = load_file(lora / "adapter_model.safetensors")
+    for table in (EMBED, HEAD):
+        (trained,) = (t for n, t in own.items() if n.endswith(f"model.{table}"))
+        assert torch.equal(state[table][vocabulary["<p>"]], trained[20])
+    assert len(state[EMBED]) == 23

@@ -18,6 +18,7 @@ def recipe(tokenizer: Any, **others: Any) -> Recipe:
 
 def test_a_source_is_enough() -> None:
     assert recipe("union").tokenizer == TokenizerSpec()
+    assert recipe("union").published["tokenizer"] == {"source": "union"}
     assert recipe("base").tokenizer == TokenizerSpec(source="base")
     assert recipe(None).tokenizer is None
     assert recipe({"source": "a", "tokens": None}).tokenizer == TokenizerSpec(source="a")

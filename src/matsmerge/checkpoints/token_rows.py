@@ -229,14 +229,17 @@ class PermutedRows(Checkpoint):
 def _runs(rows: Tensor) -> Iterator[tuple[int, int, int]]:
     """Places from i to j whose rows follow each other, and the first of them; none that are -1."""
     apart = (rows[1:] != rows[:-1] + 1) | (rows[:-1] < 0)
-    for i, j in pairwise([0, *(apart.nonzero().flatten() + 1).tolist(), len(rows)]):
-        if j > i and rows[i] >= 0:
-            yield i, j, int(rows[i])
+    places = rows.tolist()
+    for i, j in pairwise([0, *(apart.nonzero().flatten() + 1).tolist(), len(places)]):
+        if j > i and places[i] >= 0:
+            yield i, j, places[i]
 
 
 def _copy_rows(checkpoint: Checkpoint, name: str, rows: Tensor, into: Tensor) -> None:
-    width = into.shape[1]
+    width, dtype = into.shape[1], checkpoint.read_dtype(name)
+    buffers: dict[int, Buffer] = {}  # making one takes longer than reading a row
     for i, j, row in _runs(rows):
-        buffer = Buffer((j - i) * width, checkpoint.read_dtype(name))
-        checkpoint.read_into(buffer, name, row * width)
-        into[i:j] = buffer.tensor.view(j - i, width)
+        if j - i not in buffers:
+            buffers[j - i] = Buffer((j - i) * width, dtype)
+        checkpoint.read_into(buffers[j - i], name, row * width)
+        into[i:j] = buffers[j - i].tensor.view(j - i, width)

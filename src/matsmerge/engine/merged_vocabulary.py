@@ -59,7 +59,7 @@ class MergedVocabulary:
         names, num_models = self.rows.names, len(self.rows.names)
         own, given = self.rows.own.T.tolist(), self.rows.given.T.tolist()
         by_model: Counter[str] = Counter()
-        found = []
+        found: list[dict[str, Any]] = []
         for token, row in sorted(self.tokens.items(), key=itemgetter(1)):
             has, gives = (
                 {n: at for n, at in zip(names, rows[row], strict=True) if at >= 0}
@@ -125,7 +125,8 @@ def merge_vocabularies(recipe: Recipe, inputs: Inputs, of: Checkpoint | None) ->
     owner = next((n for n, model in models.models.items() if model is of), models.first)
     own_ids = models.read[owner].ids or {}
     # Rows without a token keep their places where the tokenizer stays the same.
-    new_ids = {i: i for i in range(rows.num_rows)} if name == owner else {}
+    unused = range(rows.num_rows) if name == owner else ()
+    new_ids: dict[int, int | None] = {i: i for i in unused}
     new_ids |= dict.fromkeys(own_ids.values())
     new_ids |= {i: tokens[token] for token, i in own_ids.items() if token in tokens}
     edits = TokenizerEdits(

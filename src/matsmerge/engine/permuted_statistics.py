@@ -75,10 +75,9 @@ class _PermutedArrays(PermutedRows):
     ) -> None:
         super().__init__(of, tables)
         self._triangles = triangles
-        sizes = {name: len(own) * (len(own) + 1) // 2 for name, own in triangles.items()}
-        self.specs = self.specs | {
-            name: TensorSpec(of.specs[name].dtype, (size,)) for name, size in sizes.items()
-        }
+        for name, own in triangles.items():
+            shape = (len(own) * (len(own) + 1) // 2,)
+            self.specs = {**self.specs, name: TensorSpec(of.specs[name].dtype, shape)}
 
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         own = self._triangles.get(name)

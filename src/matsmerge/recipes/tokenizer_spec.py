@@ -6,7 +6,15 @@ Accepts what mergekit has under `tokenizer` and `tokenizer_source`.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 
 def _as_reference(value: Any) -> Any:
@@ -79,6 +87,11 @@ class TokenizerSpec(_Part):
     pad_to_multiple_of: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = Field(
         None, description="embeddings get so many rows that this divides them"
     )
+
+    @model_serializer(mode="wrap")
+    def _with_source(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Said even where it is the default, since nothing else might be."""
+        return {"source": self.source, **handler(self)}
 
 
 def as_tokenizer_spec(value: Any) -> Any:
