@@ -32,7 +32,10 @@ def test_compressing_and_inspecting(mats: Run, full: Path, tmp_path: Path) -> No
     assert "of rank 14 in" in printed
     assert out.stat().st_size < full.stat().st_size
     code, printed, _ = mats("inspect", out)
-    assert "1 second moments are sketches of rank 14; 1 are whole" in " ".join(printed.split())
+    assert (
+        "sketches of rank 14: 1 second moments; whole, which is no larger for them: 1"
+        in " ".join(printed.split())
+    )
     spectra = {}
     for file in (full, out):
         code, printed, _ = mats("inspect", file, "--json")
