@@ -2,6 +2,10 @@
 
     python benchmarks/larger_than_memory.py            # 783 million parameters, 8 models
     python benchmarks/larger_than_memory.py --quick    # a small setting, under a minute
+    python benchmarks/larger_than_memory.py --method mats_kfac --rank 64
+
+With a rank, second moments are sketches, and one and two layers of each stack are merged by whole
+statistics as well: all layers are alike, so that the difference says what all of them would take.
 
 Models (float32) and statistics are not on disk: each block of a tensor is made when it is read, the
 same every time, so that inputs of any size can be merged on any disk. The output is written to
@@ -13,12 +17,14 @@ The reference implementation holds everything at once: what its inputs alone tak
 import argparse
 import json
 import math
+import resource
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +42,12 @@ from matsmerge.engine.prepared_merge import prepare
 from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.collection_options import CollectionOptions
-from matsmerge.statistics.statistics import Header, Map, Origin, Set, Statistics
+from matsmerge.statistics.statistics import Header, Map, Origin, Set, Sketching, Statistics
 
 CHUNK_ELEMENTS = 1 << 16
 GOAL_BYTES = 6_000_000_000
+SKETCH_GOAL_BYTES = 4_000_000_000
+SKETCH_GOAL_RATIO = 20
 
 
 class Shape:
@@ -136,7 +144,31 @@ class MadeArrays(Checkpoint):
         buffer.tensor.copy_(packed[offset : offset + len(buffer.tensor)])
 
 
-def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics:
+class MadeSketches(Checkpoint):
+    """Sketches that are made when they are read: decaying columns, and the diagonal."""
+
+    def __init__(self, label: str, dims: Mapping[str, int], number: int, num: int) -> None:
+        self.label = label
+        self.number = number
+        self.specs = {n: TensorSpec(torch.float32, (d, num + 1)) for n, d in dims.items()}
+        self.aliases = {}
+
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+        flat = _sketch(f"{name} {self.number}", *self.specs[name].shape)
+        buffer.tensor.copy_(flat[start : start + len(buffer.tensor)])
+
+
+@lru_cache(maxsize=2)
+def _sketch(name: str, dim: int, columns: int) -> Tensor:
+    b = _noise(name, dim * (columns - 1)).view(dim, columns - 1)
+    b *= torch.arange(1, columns).float() ** -0.5
+    diagonal = b.square().sum(1, keepdim=True) * 1.2  # a sixth is in no direction that is known
+    return torch.cat([b, diagonal], 1).flatten()
+
+
+def make_statistics(
+    shape: Shape, model: MadeModel, *, kfac: bool, rank: int | None = None
+) -> Statistics:
     dims, rows = {}, {}
     for module, leader in shape.leaders.items():
         out, inside = shape.weights[f"{module}.weight"]
@@ -144,10 +176,14 @@ def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics
         rows[f"inputs/{leader}"] = 1000
         if kfac and module != "lm_head":
             dims[f"main/outputs/{module}"] = out
+    sketched, arrays = None, MadeArrays(f"{model.label}.statistics", dims, model.number)
+    if rank is not None:
+        sketched = Sketching(rank=rank)
+        arrays = MadeSketches(arrays.label, dims, model.number, rank)
     header = Header(
         model=Origin(name=model.label, fingerprint=fingerprint(model)),
         data=(Origin(name="made", fingerprint=""),),
-        options=CollectionOptions(statistics=("kfac",) if kfac else ("gram",)),
+        options=CollectionOptions(statistics=("kfac",) if kfac else ("gram",), rank=rank or "full"),
         versions={},
         maps=tuple(
             Map(
@@ -161,11 +197,12 @@ def make_statistics(shape: Shape, model: MadeModel, *, kfac: bool) -> Statistics
             for module, leader in shape.leaders.items()
         ),
         sets={"main": Set(num_examples=1000, num_rows=rows)},
-        forms=dict.fromkeys(dims, "symmetric"),
+        forms=dict.fromkeys(dims, "symmetric" if rank is None else "sketch"),
+        sketching=sketched,
         aliases={},
         without={},
     )
-    return Statistics(header, MadeArrays(f"{model.label}.statistics", dims, model.number))
+    return Statistics(header, arrays)
 
 
 class Phases(Progress):
@@ -192,7 +229,10 @@ def merge(arguments: argparse.Namespace, out: Path) -> dict[str, object]:
     base = MadeModel("base", shape.weights, 0)
     models = {f"m{i}": MadeModel(f"m{i}", shape.weights, i) for i in range(1, arguments.models + 1)}
     kfac = arguments.method in ("mats_kfac", "block_fisher")
-    statistics = {name: make_statistics(shape, m, kfac=kfac) for name, m in models.items()}
+    statistics = {
+        name: make_statistics(shape, m, kfac=kfac, rank=arguments.rank)
+        for name, m in models.items()
+    }
     recipe = make_recipe(
         {
             "models": [{"model": name, "name": name} for name in models],
@@ -205,8 +245,10 @@ def merge(arguments: argparse.Namespace, out: Path) -> dict[str, object]:
     executor = LocalExecutor(arguments.workers, memory, fork=True)
     merge_to_folder(prepared, out, RunOptions(executor, phases))
     stored = sum(s.num_bytes for one in statistics.values() for s in one.arrays.specs.values())
+    used = [resource.getrusage(w) for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return {
         "seconds": phases.seconds(),
+        "processor_seconds": sum(one.ru_utime + one.ru_stime for one in used),
         "parameters": shape.num_parameters,
         "model_bytes": 4 * shape.num_parameters * (len(models) + 1),
         "statistics_bytes": stored,
@@ -226,25 +268,15 @@ def reference_bytes(shape: Shape, num_models: int, *, kfac: bool) -> int:
 
 def make_shape(arguments: argparse.Namespace) -> Shape:
     if arguments.quick:
-        return Shape(width=256, inner=704, num_layers=4, vocabulary=4096)
-    return Shape(width=1024, inner=2816, num_layers=24, vocabulary=32128)
+        return Shape(256, 704, arguments.layers or 4, vocabulary=4096)
+    return Shape(1024, 2816, arguments.layers or 24, vocabulary=32128)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
-    parser.add_argument("--method", default="mats", help="mats, mats_kfac, regmean, ...")
-    parser.add_argument("--models", type=int, default=8)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--max-memory", default="4GB")
-    parser.add_argument("--out", type=Path, help="folder for the merged model, then deleted")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(merge(arguments, arguments.out)))
-        return
+def measure(arguments: argparse.Namespace, *changes: str) -> tuple[dict[str, Any], int, float]:
+    """What a merge in a process of its own says, its most memory, and the seconds it took."""
     with tempfile.TemporaryDirectory(dir=arguments.out) as folder:
-        command = [sys.executable, __file__, *sys.argv[1:], "--child", "--out", f"{folder}/merged"]
+        command = [sys.executable, __file__, *sys.argv[1:], *changes]
+        command += ["--child", "--out", f"{folder}/merged"]
         begin = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         most = 0
@@ -256,18 +288,55 @@ def main() -> None:
         text = process.stdout.read()
         if process.returncode:
             sys.exit(process.returncode)
-    found = json.loads(text)
+    return json.loads(text), most, total
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="a small model, under a minute")
+    parser.add_argument("--method", default="mats", help="mats, mats_kfac, regmean, ...")
+    parser.add_argument("--models", type=int, default=8)
+    parser.add_argument("--layers", type=int, help="of each stack; all, if not given")
+    parser.add_argument("--rank", type=int, help="second moments are sketches of this rank")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--max-memory", default="4GB")
+    parser.add_argument("--out", type=Path, help="folder for the merged model, then deleted")
+    parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.whole:
+        arguments.rank = None
+    if arguments.child:
+        print(json.dumps(merge(arguments, arguments.out)))
+        return
+    found, most, total = measure(arguments)
     print(f"{arguments.models} models of {found['parameters'] / 1e6:.0f} million parameters")
     print(f"models and base   {format_bytes(found['model_bytes'])}")
     print(f"statistics        {format_bytes(found['statistics_bytes'])}")
     for name, seconds in found["seconds"].items():
         print(f"{name:20}{seconds:8.1f} s")
     print(f"{'all, with start-up':20}{total:8.1f} s")
+    print(f"{'processor time':20}{found['processor_seconds']:8.1f} s")
     print(f"memory planned for  {format_bytes(found['planned_bytes'])} beyond the interpreter")
-    met = "met" if most < GOAL_BYTES else "missed"
-    print(f"peak memory         {format_bytes(most)} (goal {format_bytes(GOAL_BYTES)}: {met})")
+    goal = GOAL_BYTES if arguments.rank is None else SKETCH_GOAL_BYTES
+    met = "met" if most < goal else "missed"
+    print(f"peak memory         {format_bytes(most)} (goal {format_bytes(goal)}: {met})")
     needed = found["reference_bytes"]
     print(f"holding all inputs  at least {format_bytes(needed)}, {needed / most:.0f} times as much")
+    if arguments.rank is not None:
+        compare_with_whole(arguments, found)
+
+
+def compare_with_whole(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Print what whole statistics would take, from one and two layers."""
+    num_layers = arguments.layers or (4 if arguments.quick else 24)
+    one, two = (measure(arguments, "--whole", "--layers", str(n))[0] for n in (1, 2))
+    layer = two["processor_seconds"] - one["processor_seconds"]
+    whole = one["processor_seconds"] + (num_layers - 1) * layer
+    ratio = whole / found["processor_seconds"]
+    met = "met" if ratio >= SKETCH_GOAL_RATIO else "missed"
+    print(f"whole statistics    {whole:8.0f} s of processor time, from {layer:.0f} s a layer")
+    print(f"ratio               {ratio:.0f} (goal {SKETCH_GOAL_RATIO}: {met})")
 
 
 if __name__ == "__main__":

@@ -216,6 +216,11 @@ def test_the_third_signal_does_not_wait() -> None:
     ("command", "continuation"),
     [
         (["merge"], "; continue with --resume"),
+        (["collect", "model"], "; continue with --resume"),
+        (
+            ["collect", "model", "--max-memory", "2GB"],
+            "; collecting block by block begins again with the same command",
+        ),
         (["demo", "--out", "x"], "; the same command continues"),
         (["inspect"], ""),
     ],

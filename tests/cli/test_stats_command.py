@@ -27,20 +27,23 @@ def full(tmp_path: Path) -> Path:
 
 def test_compressing_and_inspecting(mats: Run, full: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.safetensors"
-    code, printed, err = mats("stats", "compress", full, "--rank", 6, "--out", out)
+    code, printed, err = mats("stats", "compress", full, "--rank", 14, "--out", out)
     assert code == 0, err
-    assert "of rank 6 in" in printed
+    assert "of rank 14 in" in printed
     assert out.stat().st_size < full.stat().st_size
     code, printed, _ = mats("inspect", out)
-    assert "1 second moments are sketches of rank 6; 1 are whole" in " ".join(printed.split())
+    assert (
+        "sketches of rank 14: 1 second moments; whole, which is no larger for them: 1"
+        in " ".join(printed.split())
+    )
     spectra = {}
     for file in (full, out):
         code, printed, _ = mats("inspect", file, "--json")
         spectra[file] = json.loads(printed)["spectra"]
     small, whole = spectra[out]["inputs/0"], spectra[full]["inputs/0"]
-    assert (small["dim"], small["rank"], whole["rank"]) == (60, 6, 60)
+    assert (small["dim"], small["rank"], whole["rank"]) == (60, 14, 60)
     eigenvalues = torch.linalg.eigvalsh(matsmerge.open_statistics(full).gram("0").double()).flip(0)
-    explained = float(eigenvalues[:6].sum() / eigenvalues.sum())
+    explained = float(eigenvalues[:14].sum() / eigenvalues.sum())
     assert 0.9 * explained < small["explained"] < 1.01 * explained
     assert whole["explained"] == spectra[out]["inputs/1"]["explained"] == 1
     assert small["effective_rank"] == pytest.approx(whole["effective_rank"], rel=0.3)
@@ -48,12 +51,12 @@ def test_compressing_and_inspecting(mats: Run, full: Path, tmp_path: Path) -> No
 
 def test_what_cannot_be_done(mats: Run, full: Path, tmp_path: Path) -> None:
     small, other = tmp_path / "small.safetensors", tmp_path / "other.safetensors"
-    mats("stats", "compress", full, "--rank", 6, "--out", small)
+    mats("stats", "compress", full, "--rank", 14, "--out", small)
     for arguments, message in (
-        (("compress", small, "--rank", 7, "--out", other), "holds sketches of rank 6"),
+        (("compress", small, "--rank", 15, "--out", other), "holds sketches of rank 14"),
         (("compress", full, "--rank", 40, "--out", other), "give a smaller rank"),
-        (("compress", full, "--rank", 6, "--out", small), "--overwrite"),
-        (("compress", full, "--rank", 6, "--out", other, "--dtype", "int8"), "stored as auto"),
+        (("compress", full, "--rank", 14, "--out", small), "--overwrite"),
+        (("compress", full, "--rank", 14, "--out", other, "--dtype", "int8"), "stored as auto"),
         (("combine", small, full, "--out", other, "--force"), "second moments in full"),
     ):
         code, _, err = mats("stats", *arguments)
@@ -69,9 +72,9 @@ def test_collecting_with_a_rank(mats: Run, tmp_path: Path) -> None:
     write_rows(tmp_path / "data.jsonl", rows)
     out = tmp_path / "s.safetensors"
     command = ["collect", folder, "--data", tmp_path / "data.jsonl", "--out", out]
-    code, printed, err = mats(*command, "--statistics", "kfac", "--rank", 6)
+    code, printed, err = mats(*command, "--statistics", "kfac", "--rank", 8)
     assert code == 0, err
-    assert "sketches of rank 6" in printed
+    assert "sketches of rank 8" in printed
     statistics = matsmerge.open_statistics(out)
     assert statistics.truncated_gram("bert.encoder.layer.0.output.dense", bias=True) is not None
     assert statistics.truncated_gram("classifier") is None

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 import matsmerge
 from matsmerge.statistics.statistics import Statistics
 
-RANK, NUM = 6, 14
+RANK = 14
 Batch = tuple[Tensor, Tensor]
 
 

@@ -10,7 +10,7 @@ import torch
 from damaged_json import edit_metadata, put
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from sketched_models import NUM, RANK, Batch, collect, loss, make_batches, make_model
+from sketched_models import RANK, Batch, collect, loss, make_batches, make_model
 from test_resuming import interrupted
 from torch import Tensor, nn
 
@@ -49,10 +49,10 @@ def test_sums_are_of_the_moment_its_diagonal_and_its_mean() -> None:
     for keeps_mean, keep, padding in product((False, True), (few, many), (7.0, torch.nan)):
         z = ones if keeps_mean else rows
         padded = torch.full_like(rows, padding).index_copy(0, keep, rows[keep])
-        total = SketchSum(50, NUM, torch.float64, keeps_mean=keeps_mean)
+        total = SketchSum(50, RANK, torch.float64, keeps_mean=keeps_mean)
         total.add(padded, keep)
         g = z[keep].mT @ z[keep]
-        omega = directions(len(g), NUM).double()
+        omega = directions(len(g), RANK).double()
         torch.testing.assert_close(sketch_of(total)[:, :-1], g @ omega)
         torch.testing.assert_close(sketch_of(total)[:, -1], g.diagonal())
         assert total.num_rows == len(keep)
@@ -67,16 +67,16 @@ def test_the_sketch_of_a_sum_is_the_sum_of_sketches_bit_for_bit() -> None:
     parts = [torch.randint(-99, 99, (n, 50), generator=generator).double() for n in (7, 40, 1)]
     sums = []
     for rows in (*parts, torch.cat(parts)):
-        total = SketchSum(50, NUM, torch.float64, keeps_mean=True)
+        total = SketchSum(50, RANK, torch.float64, keeps_mean=True)
         total.add(rows)
         sums.append(sketch_of(total))
     # Whole numbers and signs: no product or sum is rounded, in whatever order it is made.
     assert torch.equal(sums[0] + sums[1] + sums[2], sums[3])
     rows = torch.cat([torch.cat(parts), torch.ones(48, 1)], 1)
-    assert torch.equal((rows.mT @ rows) @ directions(51, NUM).double(), sums[3][:, :-1])
+    assert torch.equal((rows.mT @ rows) @ directions(51, RANK).double(), sums[3][:, :-1])
     # And of any rows, a batch at a time.
     rows, others = torch.randn(2, 33, 50, generator=generator, dtype=torch.float64)
-    one, other, both = (SketchSum(50, NUM, torch.float64, keeps_mean=False) for _ in range(3))
+    one, other, both = (SketchSum(50, RANK, torch.float64, keeps_mean=False) for _ in range(3))
     for total, some in ((one, rows), (other, others), (both, rows), (both, others)):
         total.add(some)
     assert torch.equal(sketch_of(one) + sketch_of(other), sketch_of(both))
@@ -94,8 +94,8 @@ def test_what_is_kept_of_a_rank(model: nn.Module, batches: list[Batch]) -> None:
         "outputs/first": "sketch", "outputs/second": "sketch", "outputs/conv": "symmetric",
         "outputs/narrow": "symmetric", "outputs/head": "symmetric",
     }  # fmt: skip
-    assert kept.arrays.specs["main/inputs/first"].shape == (41, NUM + 1)  # of a bias as well
-    assert kept.arrays.specs["main/inputs/narrow"].shape == (64, NUM + 1)
+    assert kept.arrays.specs["main/inputs/first"].shape == (41, RANK + 1)  # of a bias as well
+    assert kept.arrays.specs["main/inputs/narrow"].shape == (64, RANK + 1)
     for module, bias in (("first", False), ("first", True), ("second", False), ("narrow", False)):
         _is_near(kept.truncated_gram(module, bias=bias), full.gram(module, bias=bias))
         dense = kept.gram(module, bias=bias)
@@ -111,8 +111,8 @@ def test_what_is_kept_of_a_rank(model: nn.Module, batches: list[Batch]) -> None:
 
 
 def _is_near(kept: Any, full: Tensor) -> None:
-    """Nearly as near as the best of this rank, with the trace kept."""
-    best = truncate(full, RANK)
+    """Nearly as near as the best of a lower rank, with the trace kept."""
+    best = truncate(full, RANK - 8)
     assert kept.rank == RANK
     assert kept.trace == pytest.approx(float(full.trace()), rel=1e-10)
     error, least = (float((one.dense() - full).norm()) for one in (kept, best))
@@ -138,7 +138,7 @@ def test_full_is_as_it_was(model: nn.Module, batches: list[Batch], tmp_path: Pat
 @pytest.mark.parametrize(
     ("rank", "kinds", "message"),
     [
-        (64, "kfac", "at least 147 inputs or outputs, and the widest that is collected has 64"),
+        (64, "kfac", "at least 131 inputs or outputs, and the widest that is collected has 64"),
         (4, "fisher", "the widest that is collected has 0"),
         (0, "gram", "rank: expected a number of at least 1, full or auto, found 0"),
         ("lots", "gram", "expected a number of at least 1, full or auto, found 'lots'"),
@@ -289,11 +289,11 @@ def test_what_cannot_be_added(model: nn.Module, batches: list[Batch]) -> None:
     other = collect(model, batches, rank=4)
     changed = ours.header.sketching.model_copy(update={"seed": 9})  # type: ignore[union-attr]
     seeded = Statistics(ours.header.model_copy(update={"sketching": changed}), ours.arrays)
-    ranks = "sketches of rank 6 by 14 directions of seed 0 and sketches of rank 4 by 12 .* compress"
+    ranks = "sketches of rank 14 by directions of seed 0 and sketches of rank 4 .* compress"
     for theirs, message in (
         (other, ranks),
-        (full, "rank 6 .* and second moments in full"),
-        (seeded, "directions of seed 0 and sketches of rank 6 by 14 directions of seed 9"),
+        (full, "rank 14 .* and second moments in full"),
+        (seeded, "directions of seed 0 and sketches of rank 14 by directions of seed 9"),
     ):
         with pytest.raises(matsmerge.StatisticsError, match=message) as caught:
             combine([ours, theirs], force=True)
@@ -307,8 +307,7 @@ KEY = "matsmerge_statistics"
     "change",
     [
         lambda header: put(header, "sketching", None),
-        lambda header: put(header, "sketching.num_directions", NUM + 1),
-        lambda header: put(header, "sketching.rank", NUM + 1),
+        lambda header: put(header, "sketching.rank", RANK + 1),
         lambda header: put(header, "sketching.rank", 0),
         lambda header: put(header, "sketching.seed", -1),
         lambda header: put(header, "forms.main/mean/first", "sketch"),

@@ -63,8 +63,8 @@ def show_kinds(collected: "Statistics", screen: Screen) -> None:
     if collected.header.sketching is not None:
         num, num_whole = num_sketches(collected), num_sketches(collected, "symmetric")
         screen.say(
-            f"{num} second moments are sketches of rank {collected.header.sketching.rank}; "
-            f"{num_whole} are whole, which is no larger for them"
+            f"sketches of rank {collected.header.sketching.rank}: {num} second moments; whole, "
+            f"which is no larger for them: {num_whole}"
         )
 
 

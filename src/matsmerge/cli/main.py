@@ -116,6 +116,8 @@ def _interrupted(arguments: Sequence[str], number: int | None) -> int:
 
 
 def _how_to_continue(arguments: Sequence[str]) -> str:
+    if list(arguments[:1]) == ["collect"] and any(a.startswith("--max-memory") for a in arguments):
+        return "; collecting block by block begins again with the same command"
     match list(arguments[:2]):
         case ["merge" | "mergekit" | "collect" | "train" | "tune", *_]:
             return "; continue with --resume"

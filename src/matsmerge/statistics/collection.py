@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.errors import NonFiniteError, RecipeError, ResourceError, StatisticsError
-from matsmerge.linalg.nystrom import OVERSAMPLING, least_dim
+from matsmerge.linalg.nystrom import least_dim
 from matsmerge.models.experts import ExpertsApart
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.coverage import Coverage
@@ -319,7 +319,7 @@ class Collection:
         )
         rank = self.options.sketch_rank
         if rank is not None:
-            sketching = Sketching(rank=rank, num_directions=rank + OVERSAMPLING)
+            sketching = Sketching(rank=rank)
             header = header.model_copy(update={"sketching": sketching})
         sets = {of: (t.num_examples, t.summed(names)) for of, t in self.totals.items()}
         marks = {of: t.marks if t.marks.num else None for of, t in self.totals.items()}

@@ -19,7 +19,7 @@ from matsmerge.statistics.kinds import KINDS, collected_for
 from matsmerge.statistics.kinds.statistic import Statistic
 from matsmerge.tasks.prediction import Expectation, Reduction
 
-DEFAULT_RANK = 32
+DEFAULT_RANK = 64
 
 Rank = Annotated[int, Field(ge=1, le=MOST_RANK)]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
-from matsmerge.linalg.nystrom import OVERSAMPLING, directions, least_dim, num_directions
+from matsmerge.linalg.nystrom import directions, least_dim, num_directions
 from matsmerge.linalg.triangle import triangle_dim
 from matsmerge.statistics.kinds import kind_of
 from matsmerge.statistics.kinds.sketch_sum import factored, multiplied
@@ -26,7 +26,7 @@ def compress(statistics: Statistics, rank: int) -> Statistics:
             f"directions; give a rank below {before.rank}, or collect anew"
         )
     new = {} if before is None else {"seed": before.seed}
-    sketching = Sketching(rank=rank, num_directions=rank + OVERSAMPLING, **new)
+    sketching = Sketching(rank=rank, **new)
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
     for name, form in header.forms.items():
@@ -47,7 +47,7 @@ def _sketch(statistics: Statistics, name: str, sketching: Sketching) -> Tensor |
     """A second moment as a smaller sketch, as it is stored; None for what stays as it is."""
     of, array, key = name.split("/", 2)
     stored, form = statistics.arrays.specs[name], statistics.header.forms[name]
-    num, seed = sketching.num_directions, sketching.seed
+    num, seed = sketching.rank, sketching.seed
     if form == "sketch":
         return factored(multiplied(statistics.arrays[name], seed, num), seed)
     kind = kind_of(array)

@@ -77,8 +77,7 @@ class Origin(_Part):
 class Sketching(_Part):
     """What the arrays of the form `sketch` are sketches by."""
 
-    rank: Rank  # the directions that are used
-    num_directions: Rank  # those there are: columns of Ω
+    rank: Rank  # columns of Ω
     seed: Annotated[int, Field(strict=True, ge=0, lt=2**64)] = SEED  # of Ω
 
 
@@ -153,7 +152,6 @@ class Statistics:
         """
         if self.header.forms.get(f"{of}/{key}") != "sketch":
             return None
-        assert self.header.sketching is not None
         stored = self.stored(key, of)  # (d, k + 1)
         array, _, name = key.partition("/")
         if array == "inputs" and self.has(f"mean/{name}", of) and not bias:
@@ -164,7 +162,7 @@ class Statistics:
                 "collect again"
             )
         trace = float(stored[:, -1].double().sum())
-        return truncate_factor(stored[:, :-1], self.header.sketching.rank, trace)
+        return truncate_factor(stored[:, :-1], trace)
 
     def map_of(self, module: str) -> Map:
         """The linear map of a module's name."""

@@ -122,9 +122,9 @@ def _has_form(spec: TensorSpec, form: Form, sketching: Sketching | None) -> bool
     if not spec.dtype.is_floating_point:
         return False
     if form == "sketch":
-        if sketching is None or sketching.rank > sketching.num_directions:
-            return False
-        return len(spec.shape) == 2 and spec.shape[1] == sketching.num_directions + 1
+        return (
+            sketching is not None and len(spec.shape) == 2 and spec.shape[1] == sketching.rank + 1
+        )
     if form == "symmetric":
         return 1 <= len(spec.shape) <= 2 and is_triangle(spec.shape[-1])
     dims = {"diagonal": 1, "rows": 2}

@@ -164,10 +164,7 @@ def _described(header: Header) -> str:
     sketching = header.sketching
     if sketching is None:
         return "second moments in full"
-    return (
-        f"sketches of rank {sketching.rank} by {sketching.num_directions} directions of seed "
-        f"{sketching.seed}"
-    )
+    return f"sketches of rank {sketching.rank} by directions of seed {sketching.seed}"
 
 
 def _common_leaders(all_maps: list[tuple[Map, ...]]) -> dict[str, str]:
