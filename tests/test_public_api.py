@@ -49,7 +49,7 @@ def test_merge_signature() -> None:
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.plan).parameters) == [
         "models", "base", "method", "statistics", "data", "weights", "overrides", "heads",
-        "match_heads", "dtype", "output", "rank", "align", "trajectory", "ignore_tokenizers", "force", "parameters",
+        "match_heads", "dtype", "device", "output", "rank", "align", "trajectory", "ignore_tokenizers", "force", "parameters",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.PlannedMerge.merge).parameters) == [
         "self", "out", "executor", "progress", "overwrite", "resume", "verify", "allow_nonfinite",

@@ -16,7 +16,7 @@ from matsmerge.advice.opened_models import Subject
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
 from matsmerge.engine.evidence import StatisticsSource
-from matsmerge.engine.executor import Executor
+from matsmerge.engine.executor import Executor, check_executor
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.lora_extraction import prepare_extraction
@@ -58,7 +58,7 @@ class PlannedMerge:
 
     def peak_bytes(self, executor: Executor | None = None) -> int:
         """Memory that the merge takes at most, beyond the interpreter's own, about."""
-        executor = executor or LocalExecutor()
+        executor = self._executor(executor)
         working = self.prepared.plan.peak_bytes(executor.num_workers)
         return min(working, executor.max_bytes) + self._held_bytes
 
@@ -89,7 +89,7 @@ class PlannedMerge:
         """Merge into memory, or into a folder; see `matsmerge.merge`."""
         watch = Stopwatch(listener(progress))
         options = RunOptions(
-            executor=LocalExecutor() if executor is None else executor,
+            executor=self._executor(executor),
             progress=watch,
             overwrite=overwrite,
             resume=resume,
@@ -107,6 +107,20 @@ class PlannedMerge:
             return self._read(target, seconds)
         report = read_merge_file(target / MANIFEST)
         return replace(made[max(made)], report=report, trajectory=made, _place=target)
+
+    def _executor(self, given: Executor | None) -> Executor:
+        """The given executor, which must have the recipe's device, or threads of this process."""
+        asked = self.recipe.device
+        if given is None:
+            return LocalExecutor(device=asked)
+        check_executor(given)
+        kinds = {device.partition(":")[0] for device in given.devices}
+        if asked in (None, "auto") or asked in (*given.devices, *kinds):
+            return given
+        raise RecipeError(
+            f"device: {asked} is not among those of the executor ({', '.join(given.devices)}); "
+            f'make it with device="{asked}", or leave out either'
+        )
 
     def _read(self, folder: Path, seconds: Mapping[str, float]) -> Merged:
         report = read_merge_file(folder / MANIFEST)
@@ -186,6 +200,7 @@ def plan(
     heads: str | Sequence[str] = (),
     match_heads: bool | None = None,
     dtype: str | None = None,
+    device: str | None = None,
     output: str | None = None,
     rank: int | str | None = None,
     align: str | None = None,
@@ -212,11 +227,14 @@ def plan(
     are all made from one run.
 
     Models whose tokenizers give tokens different ids are refused, unless `ignore_tokenizers`.
+    `device` is what to merge on: `cpu`, `cuda` (all GPUs), `cuda:1`, `mps`, or `auto`.
     """
     if isinstance(models, (str, Path, Recipe)):
         recipe, notes = _given_recipe(models)
         if base is not None or method != "average" or parameters or weights or statistics or data:
             raise RecipeError("a recipe says models, base, method and weights itself; leave it out")
+        if device is not None:
+            recipe = recipe.model_copy(update={"device": device})
         prepared = prepare(recipe, force=force)
         return PlannedMerge(prepared, (*notes, *prepared.notes))
     named = dict(models) if isinstance(models, Mapping) else _named(models)
@@ -240,6 +258,7 @@ def plan(
             "heads": heads,
             "match_heads": match_heads,
             "dtype": dtype,
+            "device": device,
             "output": output,
             "rank": rank,
             "align": align,

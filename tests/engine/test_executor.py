@@ -28,6 +28,7 @@ from matsmerge.recipes.recipe import make_recipe
 class Work:
     number: int
     peak_bytes: int = 1
+    device: str = "cpu"
 
 
 @pytest.mark.parametrize("fork", [False, True])
@@ -103,6 +104,7 @@ class SpawningExecutor:
     num_workers = 1
     max_bytes = 1 << 40
     shares_memory = False
+    devices = ("cpu",)
 
     def map(self, function, jobs):  # type: ignore[no-untyped-def]
         pickled = pickle.dumps(function)
@@ -176,7 +178,7 @@ def test_adapters_are_merged_by_the_executor_that_was_given(
 def test_what_is_no_executor_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     models = [{"w": torch.ones(2)}, {"w": torch.zeros(2)}]
     for given, problem in (
-        (object(), "found object without num_workers, max_bytes, shares_memory, map"),
+        (object(), "found object without num_workers, max_bytes, devices, shares_memory, map"),
         (0, "found int without"),
         (LocalExecutor, "found LocalExecutor without num_workers, max_bytes"),
     ):

@@ -81,7 +81,7 @@ class Truncating(Statistics):
 def truncating(*ranks: int | None) -> list[Statistics]:
     """Statistics of some ranks; None keeps them whole."""
     return [
-        s if r is None else Truncating(s.header, s.arrays, r)
+        s if r is None else Truncating(s.header, s.arrays, rank=r)
         for s, r in zip(WHOLE, ranks, strict=True)
     ]
 

@@ -58,6 +58,7 @@ def merge(
     changes = {
         "heads": general.heads,
         "dtype": files.dtype,
+        "device": running.device,
         "trajectory": _parse_list(solving.trajectory),
         **dict(adapters),
         "match_heads": general.match_heads,
@@ -75,7 +76,7 @@ def merge(
     else:
         checked, notes = _from_options(parts, method, changes), []
     memory = parse_bytes(running.max_memory) if running.max_memory else None
-    executor = matsmerge.LocalExecutor(running.workers, memory, fork=True)
+    executor = matsmerge.LocalExecutor(running.workers, memory, fork=True, device=checked.device)
     max_shard_bytes = parse_bytes(files.shard_size)
     out = general.out
     if out is None and not running.dry_run:

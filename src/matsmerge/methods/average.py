@@ -33,7 +33,7 @@ class Average(Method):
     def merge(self, site: Site) -> Tensor:
         first, *others = site.tasks
         result = first.load().mul_(first.weight)
-        values = scratch("values", result.shape, result.dtype)
+        values = scratch("values", result.shape, result)
         for task in others:
             result.add_(task.load(out=values), alpha=task.weight)
         return result.div_(total_weight(site.tasks)) if self.normalize else result

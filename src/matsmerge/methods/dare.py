@@ -27,7 +27,8 @@ class _Dare(Method):
     def _thin_(self, delta: Tensor, site: Site, task: Task) -> None:
         levels = max(1, round(task.density * _LEVELS))
         if levels < _LEVELS:
-            delta.masked_fill_(torch.from_numpy(self._draws(site, task) >= levels), 0)
+            is_dropped = torch.from_numpy(self._draws(site, task) >= levels)
+            delta.masked_fill_(is_dropped.to(delta.device), 0)
             if self.rescale:
                 delta.mul_(_LEVELS / levels)
 

@@ -28,6 +28,7 @@ from matsmerge.recipes.model_data import ModelData, as_model_data
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Depthwise = Number | Annotated[list[Number], Field(min_length=1)]
 DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
+DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")]
 
 
 class _Strict(BaseModel):
@@ -134,6 +135,11 @@ class Recipe(_Strict):
     )
     dtype: DtypeName | None = Field(
         None, description="dtype of the output; by default that of the inputs"
+    )
+    device: DeviceName | None = Field(
+        None,
+        description="what to merge on: cpu (default), cuda (all GPUs), cuda:1, mps, or auto, which "
+        "is a GPU if there is one",
     )
     trajectory: list[Annotated[int, Field(ge=0, le=MOST_ITERATIONS)]] = Field(
         default_factory=list,
