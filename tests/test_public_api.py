@@ -23,6 +23,7 @@ def test_names() -> None:
         "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
         "open_checkpoint", "open_statistics", "plan", "read_recipe",
     ]  # fmt: skip
+    assert dir(matsmerge) == matsmerge.__all__
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None
     with pytest.raises(AttributeError, match="no_such_thing"):

@@ -19,9 +19,8 @@ from matsmerge.checkpoints.public_names import path_names, without_paths
 from matsmerge.checkpoints.source import resolved
 from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
-from matsmerge.methods.parts import AnyMethod
 from matsmerge.problems import problems_of
-from matsmerge.recipes.method_spec import MethodSpec, as_plain
+from matsmerge.recipes.method_spec import MethodSpec, WrittenMethod, as_plain
 from matsmerge.recipes.model_data import ModelData, as_model_data
 
 # A number, or numbers spread evenly over the depth of the network.
@@ -87,8 +86,7 @@ class Override(_Strict):
 
     match: Patterns = Field(min_length=1, description="patterns of parameter names, e.g. '*.mlp.*'")
     method: Annotated[
-        dict[str, Any] | None,
-        BeforeValidator(as_plain, json_schema_input_type=AnyMethod | None),
+        dict[str, Any] | None, BeforeValidator(as_plain), WrittenMethod(is_optional=True)
     ] = Field(None, description="parameters to change, or another method by its name")
     models: dict[str, ModelOverride] = Field(
         default_factory=dict, description="other weights or densities, by model name"
@@ -115,11 +113,9 @@ class Recipe(_Strict):
         Annotated[ModelEntry, BeforeValidator(_from_path, json_schema_input_type=str | ModelEntry)]
     ] = Field(min_length=1, description="the models to merge")
     base: str | None = Field(None, description="the model they were all fine-tuned from")
-    method: Annotated[MethodSpec, BeforeValidator(as_plain, json_schema_input_type=AnyMethod)] = (
-        Field(
-            description="how to merge: a name, or a name with parameters",
-            json_schema_extra={"required": ["name"]},
-        )
+    method: Annotated[MethodSpec, BeforeValidator(as_plain), WrittenMethod()] = Field(
+        description="how to merge: a name, or a name with parameters",
+        json_schema_extra={"required": ["name"]},
     )
     overrides: list[Override] = Field(
         default_factory=list, description="what is different for some parameters"
