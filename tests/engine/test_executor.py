@@ -1,3 +1,4 @@
+import gc
 import os
 import pickle
 import signal
@@ -85,6 +86,13 @@ def test_a_worker_that_is_killed() -> None:
 
     with pytest.raises(matsmerge.ResourceError, match="a worker was killed"):
         list(LocalExecutor(1, 100, fork=True).map(die, [Work(0)]))
+
+
+def test_forked_workers_leave_the_objects_of_their_parent_to_it() -> None:
+    """What the collector looks at is copied from memory that was shared."""
+    (num,) = LocalExecutor(1, 100, fork=True).map(lambda _: gc.get_freeze_count(), [Work(0)])
+    assert num > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_threads_leave_torch_as_it_was() -> None:

@@ -1,5 +1,6 @@
 """Jobs in threads or processes of this machine."""
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -176,6 +177,8 @@ def _enter_copy(function: Callable[[Any], Any], parent: int) -> None:
     """Begin as a forked worker: the parent deals with Ctrl-C, and takes us along when it dies."""
     global _function
     _function = function
+    # The collector would write to all objects there are, and so copy those of the parent.
+    gc.freeze()
     become_worker()
     die_with(parent)
     torch.set_num_threads(1)
