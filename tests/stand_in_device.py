@@ -20,34 +20,34 @@ _ACROSS = {torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default}
 class Elsewhere(Tensor):
     """A tensor on the stand-in."""
 
-    values: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor) -> "Elsewhere":
-        made: Elsewhere = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Elsewhere = torch.Tensor._make_wrapper_subclass(
             cls,
             values.shape,
             strides=values.stride(),
             storage_offset=values.storage_offset(),
             dtype=values.dtype,
-            device=DEVICE,
+            device=torch.device(DEVICE),
         )
-        made.values = values
+        made.held = values
         return made
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         raise AssertionError(f"{function} on the stand-in, outside of it")
 
     def new_tensor(self, data: Any, **options: Any) -> Tensor:  # type: ignore[override]
-        return Elsewhere(self.values.new_tensor(data, **options))
+        return Elsewhere(self.held.new_tensor(data, **options))
 
     def tolist(self) -> Any:
-        return self.values.tolist()
+        return self.held.tolist()
 
     def numpy(self, **_: Any) -> Any:
         raise TypeError("can't convert a tensor on the stand-in to numpy")
@@ -57,7 +57,7 @@ class StandIn(TorchDispatchMode):
     """Gives the device its values, in this thread, and counts elements and operations."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_in = self.num_out = self.num_operations = 0
 
     def __torch_dispatch__(
@@ -94,8 +94,8 @@ class StandIn(TorchDispatchMode):
         def unwrapped(x: Any) -> Any:
             if not isinstance(x, Elsewhere):
                 return x
-            wrappers[id(x.values)] = x
-            return x.values
+            wrappers[id(x.held)] = x
+            return x.held
 
         def wrapped(x: Any) -> Any:
             if not isinstance(x, Tensor) or not goes_there:

@@ -75,7 +75,7 @@ def _flags() -> Iterator[tuple[str, Any]]:
     yield "method", _made("part", f"How to merge: {', '.join(methods)}.", WithoutFile.panel)
     solving = {name: own for name, own in methods.items() if own.keys() & tables().keys()}
     others = {name: own for name, own in methods.items() if name not in solving}
-    fields: dict[str, tuple[str | None, str | None, str, list[str]]] = {}
+    fields: dict[str, tuple[str, str | None, str, list[str]]] = {}
     for panel, table in (
         ("Options of methods, also as the init of mats", others),
         (Solving.panel, solving),
