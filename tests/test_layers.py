@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import matsmerge
 
 SOURCE = Path(matsmerge.__file__).parent
@@ -141,12 +143,28 @@ def test_importing_is_light() -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_help_does_not_wait_for_torch() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--help"], "Usage: mats"),
+        (["merge", "--help"], "--scale"),
+        (["collect", "--help"], "Usage: mats collect"),
+        (["merge", "syntax.yaml", "-o", "out"], "not valid YAML"),
+        (["merge", "names.yaml", "-o", "out"], "unknown key 'bsae'; did you mean 'base'?"),
+        (["merge", "--model", "a", "--modle", "b"], "No such option"),
+    ],
+)
+def test_help_and_first_errors_do_not_wait_for_torch(
+    tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    (tmp_path / "syntax.yaml").write_text("models: [a")
+    (tmp_path / "names.yaml").write_text("models: [a]\nbsae: b\nmethod: ties\n")
     code = (
-        "import sys; from matsmerge.cli import main; main.run(['--help']); "
+        f"import sys; from matsmerge.cli import main; main.run({arguments}); "
         "print('torch' in sys.modules)"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path
     )
+    assert says in result.stdout + result.stderr
     assert result.stdout.strip().endswith("False")

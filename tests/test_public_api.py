@@ -23,6 +23,7 @@ def test_names() -> None:
         "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
         "open_checkpoint", "open_statistics", "plan", "read_recipe",
     ]  # fmt: skip
+    assert dir(matsmerge) == matsmerge.__all__
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None
     with pytest.raises(AttributeError, match="no_such_thing"):
@@ -49,7 +50,7 @@ def test_merge_signature() -> None:
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.plan).parameters) == [
         "models", "base", "method", "statistics", "data", "weights", "overrides", "heads",
-        "match_heads", "dtype", "output", "rank", "align", "trajectory", "tokenizer",
+        "match_heads", "dtype", "device", "output", "rank", "align", "trajectory", "tokenizer",
         "ignore_tokenizers", "force", "parameters",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.PlannedMerge.merge).parameters) == [

@@ -95,3 +95,7 @@ def __getattr__(name: str) -> Any:
     if name == "methods":
         return importlib.import_module("matsmerge.methods")
     return getattr(importlib.import_module(_HOMES.get(name, "matsmerge.errors")), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -16,7 +16,7 @@ from matsmerge.advice.opened_models import Subject
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.source import Source, local_path, open_checkpoint
 from matsmerge.engine.evidence import StatisticsSource
-from matsmerge.engine.executor import Executor
+from matsmerge.engine.executor import Executor, check_executor
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.lora_extraction import prepare_extraction
@@ -61,7 +61,7 @@ class PlannedMerge:
 
     def peak_bytes(self, executor: Executor | None = None) -> int:
         """Memory that the merge takes at most, beyond the interpreter's own, about."""
-        executor = executor or LocalExecutor()
+        executor = self._executor(executor)
         all_of_them = (*self.earlier, self.prepared)
         working = max(one.plan.peak_bytes(executor.num_workers) for one in all_of_them)
         return min(working, executor.max_bytes) + self._held_bytes
@@ -99,7 +99,7 @@ class PlannedMerge:
         """
         watch = Stopwatch(listener(progress))
         options = RunOptions(
-            executor=LocalExecutor() if executor is None else executor,
+            executor=self._executor(executor),
             progress=watch,
             overwrite=overwrite,
             resume=resume,
@@ -125,6 +125,20 @@ class PlannedMerge:
             return self._read(target, seconds)
         report = read_merge_file(target / MANIFEST)
         return replace(made[max(made)], report=report, trajectory=made, _place=target)
+
+    def _executor(self, given: Executor | None) -> Executor:
+        """The given executor, which must have the recipe's device, or threads of this process."""
+        asked = self.recipe.device
+        if given is None:
+            return LocalExecutor(device=asked)
+        check_executor(given)
+        kinds = {device.partition(":")[0] for device in given.devices}
+        if asked in (None, "auto") or asked in (*given.devices, *kinds):
+            return given
+        raise RecipeError(
+            f"device: {asked} is not among those of the executor ({', '.join(given.devices)}); "
+            f'make it with device="{asked}", or leave out either'
+        )
 
     def _read(self, folder: Path, seconds: Mapping[str, float]) -> Merged:
         report = read_merge_file(folder / MANIFEST)
@@ -204,6 +218,7 @@ def plan(
     heads: str | Sequence[str] = (),
     match_heads: bool | None = None,
     dtype: str | None = None,
+    device: str | None = None,
     output: str | None = None,
     rank: int | str | None = None,
     align: str | None = None,
@@ -232,12 +247,15 @@ def plan(
 
     Models whose tokenizers give tokens different ids are refused, unless `tokenizer` says how to
     bring them together: `"union"`, `"base"`, a model, or a mapping as in a recipe; or with
-    `ignore_tokenizers`.
+    `ignore_tokenizers`. `device` is what to merge on: `cpu`, `cuda` (all GPUs), `cuda:1`, `mps`, or
+    `auto`.
     """
     recipes, notes = _given_recipes(models)
     if recipes:
         if base is not None or method != "average" or parameters or weights or statistics or data:
             raise RecipeError("a recipe says models, base, method and weights itself; leave it out")
+        if device is not None:
+            recipes = [recipe.model_copy(update={"device": device}) for recipe in recipes]
         *earlier, prepared = prepare_series(recipes, force=force)
         said = [note for one in (*earlier, prepared) for note in one.notes]
         return PlannedMerge(prepared, tuple(dict.fromkeys([*notes, *said])), tuple(earlier))
@@ -264,6 +282,7 @@ def plan(
             "heads": heads,
             "match_heads": match_heads,
             "dtype": dtype,
+            "device": device,
             "output": output,
             "rank": rank,
             "align": align,

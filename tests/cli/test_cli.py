@@ -140,6 +140,8 @@ def test_heads_and_notes(
             "2 times --weight",
         ),
         (["merge", "--model", "M1", "--dtype", "int3", "-o", "OUT"], "dtype: input should be"),
+        (["merge", "--model", "M1", "--device", "gpu", "-o", "OUT"], "device: "),
+        (["merge", "--model", "M1", "--device", "cuda:99", "-o", "OUT"], "no 'cuda:99' on this"),
         (["merge", "--model", "M1", "--max-memory", "lots", "-o", "OUT"], "not a size"),
         (["merge", "--model", "M1", "--shard-size", "0", "-o", "OUT"], "'0' is not a size"),
         (["merge", "M1", "-o", "OUT"], "is a folder, not a recipe"),

@@ -27,7 +27,7 @@ def all_commands() -> list[list[str]]:
             found += below(other, [*path, name])
         return found
 
-    return below(typer.main.get_command(commands.app), [])
+    return below(typer.main.get_command(commands.make_app(*commands.COMMANDS)), [])
 
 
 @pytest.mark.parametrize("path", all_commands(), ids=lambda path: " ".join(path) or "mats")

@@ -55,7 +55,7 @@ def numeric_options() -> Iterator[tuple[tuple[str, ...], str, Any, Any]]:
             assert group.typer_instance is not None
             yield from of(group.typer_instance, (*path, str(group.name)))
 
-    yield from of(commands.app, ())
+    yield from of(commands.make_app(*commands.COMMANDS), ())
 
 
 def _inner(kind: Any) -> Any:

@@ -1,3 +1,4 @@
+import gc
 import os
 import pickle
 import signal
@@ -28,6 +29,7 @@ from matsmerge.recipes.recipe import make_recipe
 class Work:
     number: int
     peak_bytes: int = 1
+    device: str = "cpu"
 
 
 @pytest.mark.parametrize("fork", [False, True])
@@ -86,6 +88,13 @@ def test_a_worker_that_is_killed() -> None:
         list(LocalExecutor(1, 100, fork=True).map(die, [Work(0)]))
 
 
+def test_forked_workers_leave_the_objects_of_their_parent_to_it() -> None:
+    """What the collector looks at is copied from memory that was shared."""
+    (num,) = LocalExecutor(1, 100, fork=True).map(lambda _: gc.get_freeze_count(), [Work(0)])
+    assert num > 10_000
+    assert gc.get_freeze_count() == 0
+
+
 def test_threads_leave_torch_as_it_was() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -103,6 +112,7 @@ class SpawningExecutor:
     num_workers = 1
     max_bytes = 1 << 40
     shares_memory = False
+    devices = ("cpu",)
 
     def map(self, function, jobs):  # type: ignore[no-untyped-def]
         pickled = pickle.dumps(function)
@@ -176,7 +186,7 @@ def test_adapters_are_merged_by_the_executor_that_was_given(
 def test_what_is_no_executor_is_refused_before_anything_is_done(tmp_path: Path) -> None:
     models = [{"w": torch.ones(2)}, {"w": torch.zeros(2)}]
     for given, problem in (
-        (object(), "found object without num_workers, max_bytes, shares_memory, map"),
+        (object(), "found object without num_workers, max_bytes, devices, shares_memory, map"),
         (0, "found int without"),
         (LocalExecutor, "found LocalExecutor without num_workers, max_bytes"),
     ):

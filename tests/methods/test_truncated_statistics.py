@@ -81,7 +81,7 @@ class Truncating(Statistics):
 def truncating(*ranks: int | None) -> list[Statistics]:
     """Statistics of some ranks; None keeps them whole."""
     return [
-        s if r is None else Truncating(s.header, s.arrays, r)
+        s if r is None else Truncating(s.header, s.arrays, rank=r)
         for s, r in zip(WHOLE, ranks, strict=True)
     ]
 
@@ -269,7 +269,7 @@ def test_only_outputs_are_truncated_where_inputs_are_the_merged_model_s() -> Non
             both: Tensor = torch.block_diag(gram, 0.1 * gram)
             return both
 
-    one = WithPairs(WHOLE[0].header, WHOLE[0].arrays, 2)
+    one = WithPairs(WHOLE[0].header, WHOLE[0].arrays, rank=2)
     evidence = Evidence("one", one, {"first.weight": "first.weight"})
     found = Found(View("linear"), 8, 6, (("first",),))
     part = Part(("first",), evidence, MAIN, lambda: torch.zeros(8, 6))

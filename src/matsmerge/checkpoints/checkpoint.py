@@ -33,11 +33,20 @@ class TensorSpec:
 
 
 class Buffer:
-    """Memory to read into: a flat tensor, and the same memory as bytes."""
+    """Memory to read into: a flat tensor, and the same memory as bytes.
 
-    def __init__(self, num_elements: int, dtype: torch.dtype) -> None:
-        self.tensor = torch.empty(num_elements, dtype=dtype)
+    What goes on to a CUDA `device` is read to pinned memory, from which it is copied while the
+    next values are read. Torch does not give such memory to others before it has been copied.
+    """
+
+    def __init__(self, num_elements: int, dtype: torch.dtype, device: str = "cpu") -> None:
+        self._device, self._is_pinned = device, device.startswith("cuda")
+        self.tensor = torch.empty(num_elements, dtype=dtype, pin_memory=self._is_pinned)
         self.bytes: memoryview = self.tensor.view(torch.uint8).numpy().data
+
+    def on_device(self) -> Tensor:
+        """The tensor where it is to go."""
+        return self.tensor.to(self._device, non_blocking=self._is_pinned)
 
 
 class Checkpoint(ABC):
@@ -70,11 +79,11 @@ class Checkpoint(ABC):
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         """Fill a buffer of the tensor's `read_dtype` with the elements from `start` on."""
 
-    def read(self, name: str, start: int, stop: int) -> Tensor:
+    def read(self, name: str, start: int, stop: int, device: str = "cpu") -> Tensor:
         """Elements `start` to `stop`, flat and as stored."""
-        buffer = Buffer(stop - start, self.specs[name].dtype)
+        buffer = Buffer(stop - start, self.specs[name].dtype, device)
         self.read_into(buffer, name, start)
-        return buffer.tensor
+        return buffer.on_device()
 
     def prefetch(self, name: str, start: int, stop: int) -> None:  # noqa: B027
         """Say that these elements will be read soon."""
@@ -84,8 +93,13 @@ class Checkpoint(ABC):
         return self.specs[self.aliases.get(name, name)]
 
     def __getitem__(self, name: str) -> Tensor:
+        return self.read_whole(name)
+
+    def read_whole(self, name: str, device: str = "cpu") -> Tensor:
+        """A tensor under any of its names, in its shape and as stored."""
         spec = self.spec(name)
-        return self.read(self.aliases.get(name, name), 0, spec.num_elements).view(spec.shape)
+        flat = self.read(self.aliases.get(name, name), 0, spec.num_elements, device)
+        return flat.view(spec.shape)
 
 
 CONVERT = "cannot be merged; convert the checkpoint to float32, bfloat16 or float16 first"

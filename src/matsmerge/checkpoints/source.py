@@ -13,6 +13,7 @@ from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
 from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError
+from matsmerge.files.guarded_files import local_path as local_path
 from matsmerge.files.guarded_files import parse_as, quoted, read_json, reading
 from matsmerge.problems import shortened
 
@@ -66,14 +67,6 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     if not checkpoint.specs:
         raise CheckpointError(f"{label}: holds no tensors")
     return decode(checkpoint)
-
-
-def local_path(source: str | Path) -> Path:
-    """A path with `~` replaced, where that names a user."""
-    try:
-        return Path(source).expanduser()
-    except RuntimeError:
-        return Path(source)
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -1,67 +1,140 @@
-"""The commands of `mats`."""
+"""The commands of `mats`. Only the one that is called is imported, with its options."""
 
+import importlib
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from matsmerge.cli import (
-    advise_command,
-    collect_command,
-    display,
-    extract_command,
-    inspect_command,
-    merge_command,
-    mergekit_command,
-    stats_command,
-)
-from matsmerge.cli.method_flags import MergeCommand
-from matsmerge.lab.commands import (
-    cost_command,
-    evaluate_command,
-    experiment_command,
-    report_command,
-    train_command,
-    tune_command,
-)
 from matsmerge.version import __version__
 
 # The root of what typer raises for a wrong command line: click's class, or that of typer's own
 # copy of click, depending on its version.
 CommandError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
-app = typer.Typer(
-    name="mats",
-    help="Merge fine-tuned models into one, without training again.",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("train")(train_command.train)
-app.command("collect")(collect_command.collect)
-app.command("advise")(advise_command.advise)
-app.command("merge", cls=MergeCommand)(merge_command.merge)
-app.command("mergekit")(mergekit_command.mergekit)
-app.command("evaluate")(evaluate_command.evaluate)
-app.command("tune")(tune_command.tune)
-app.command("extract-lora")(extract_command.extract_lora)
-app.command("cost")(cost_command.cost)
-app.command("inspect")(inspect_command.inspect)
-app.command("report")(report_command.report)
-app.command("demo")(experiment_command.demo)
-app.add_typer(experiment_command.experiment, name="experiment")
-app.add_typer(stats_command.app, name="stats")
+
+class Command(NamedTuple):
+    """Where a command is, a function or a `typer.Typer`, and what the list of commands says."""
+
+    module: str
+    name: str
+    summary: str
+    kind: str | None = None  # its class, if it is no plain command
+
+
+_LAB = "matsmerge.lab.commands"
+COMMANDS = {
+    "train": Command(
+        f"{_LAB}.train_command",
+        "train",
+        "Fine-tune a model on a task: AdamW with the paper's settings, the best checkpoint kept.",
+    ),
+    "collect": Command(
+        "matsmerge.cli.collect_command",
+        "collect",
+        "Measure what a model does on its data, once, into one file that others can merge with.",
+    ),
+    "advise": Command(
+        "matsmerge.cli.advise_command",
+        "advise",
+        "Say whether models fit together, what to expect, and how to merge them.",
+    ),
+    "merge": Command(
+        "matsmerge.cli.merge_command",
+        "merge",
+        "Merge models into one.",
+        "MergeCommand",
+    ),
+    "mergekit": Command(
+        "matsmerge.cli.mergekit_command",
+        "mergekit",
+        "Merge as mergekit does, from its YAML with its flags.",
+    ),
+    "evaluate": Command(
+        f"{_LAB}.evaluate_command",
+        "evaluate",
+        "Score models on tasks: every model on every task, one table.",
+    ),
+    "tune": Command(
+        f"{_LAB}.tune_command",
+        "tune",
+        "Choose what a recipe leaves open by the merged model's validation score.",
+    ),
+    "extract-lora": Command(
+        "matsmerge.cli.extract_command",
+        "extract_lora",
+        "Write the difference of two full models as a LoRA that PEFT loads.",
+    ),
+    "cost": Command(
+        f"{_LAB}.cost_command",
+        "cost",
+        "What merging takes by the paper's formulas, and what a merge really took.",
+    ),
+    "inspect": Command(
+        "matsmerge.cli.inspect_command",
+        "inspect",
+        "Show what is in a checkpoint or a file of statistics, or how two checkpoints differ.",
+    ),
+    "report": Command(
+        f"{_LAB}.report_command",
+        "report",
+        "One page about a merge or a suite, which needs no network: scores, convergence, "
+        "cost, recipe.",
+    ),
+    "demo": Command(
+        f"{_LAB}.experiment_command",
+        "demo",
+        "Merge four models of real tasks in seven ways, in a few minutes, and look at the result.",
+    ),
+    "schema": Command(
+        "matsmerge.cli.schema_command",
+        "schema",
+        "Print the JSON Schema of recipes, for editors that check YAML as you type.",
+    ),
+    "experiment": Command(
+        f"{_LAB}.experiment_command",
+        "experiment",
+        "Suites of experiments: fine-tune, collect, merge, tune, score, in one go.",
+    ),
+    "stats": Command(
+        "matsmerge.cli.stats_command",
+        "app",
+        "Work with files of statistics.",
+    ),
+}
+
+
+def make_app(*loaded: str) -> typer.Typer:
+    """All commands; of those that are not loaded there is the summary alone."""
+    app = typer.Typer(
+        name="mats",
+        help="Merge fine-tuned models into one, without training again.",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="markdown",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_options)
+    for name, command in COMMANDS.items():
+        if name not in loaded:
+            app.command(name, help=command.summary)(_options)
+            continue
+        module = importlib.import_module(command.module)
+        found = getattr(module, command.name)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name)
+        else:
+            app.command(name, cls=getattr(module, command.kind) if command.kind else None)(found)
+    return app
 
 
 def _version(value: bool) -> None:
     if value:
-        display.stdout.print(__version__)
+        print(__version__)
         raise typer.Exit
 
 
-@app.callback()
-def options(
+def _options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -69,19 +142,9 @@ def options(
     """Merge fine-tuned models into one, without training again."""
 
 
-@app.command()
-def schema() -> None:
-    """Print the JSON Schema of recipes, for editors that check YAML as you type."""
-    import json
-
-    from matsmerge.recipes.recipe import recipe_schema
-
-    print(json.dumps(recipe_schema(), indent=2))
-
-
 def call(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code, and raises what goes wrong as it is."""
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(make_app(*arguments[:1]))
     try:
         with command.make_context("mats", list(arguments)) as context:
             command.invoke(context)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.fields import FieldInfo
 
 from matsmerge.errors import RecipeError
+from matsmerge.files.guarded_files import local_path
 from matsmerge.problems import problems_of
 
 RUNNING = "Running"  # the panel of options that change how, not what
@@ -100,8 +101,6 @@ def _local(given: Any) -> Any:
     """A path with `~` replaced; anything else as it is."""
     if not isinstance(given, Path):
         return given
-    from matsmerge.checkpoints.source import local_path
-
     return local_path(given)
 
 

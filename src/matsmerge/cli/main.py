@@ -38,7 +38,6 @@ def main() -> None:
 
 def run(arguments: Sequence[str], listener: Listener | None = None) -> int:
     """Run a command; returns its exit code."""
-    from matsmerge.cli import display
     from matsmerge.cli.commands import CommandError, call
     from matsmerge.errors import MatsError, OutputError, machine_gave_out
 
@@ -57,6 +56,8 @@ def run(arguments: Sequence[str], listener: Listener | None = None) -> int:
             if listener:
                 listener.end()
             return _interrupted(arguments, received or _number_of(error))
+        from matsmerge.cli import display
+
         if isinstance(error, MatsError):
             display.show_problems(error.problems)
         elif isinstance(error, CommandError):

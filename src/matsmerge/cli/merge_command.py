@@ -13,13 +13,17 @@ from matsmerge.cli import merge_options
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import takes_options
 from matsmerge.cli.merge_display import describe, show_energies, show_plan, show_solutions
-from matsmerge.cli.method_flags import parse_method
+from matsmerge.cli.method_flags import MergeCommand, parse_method
 from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
 from matsmerge.limits import MOST_KEPT
+from matsmerge.recipes.known_options import check_names
 
 if TYPE_CHECKING:
     from matsmerge import Executor, PlannedMerge, Recipe
+
+
+__all__ = ["MergeCommand", "merge"]
 
 
 @takes_options
@@ -50,14 +54,11 @@ def merge(
 
         mats merge --method ties --align knots --model LORA1 --model LORA2 --out merged
     """
-    import matsmerge
-    from matsmerge.engine.machine import keep_freed_memory
-    from matsmerge.engine.output_folder import check_target
-
     method = parse_method(context.obj, parts.set_)
     changes = {
         "heads": general.heads,
         "dtype": files.dtype,
+        "device": running.device,
         "trajectory": _parse_list(solving.trajectory),
         **dict(adapters),
         "match_heads": general.match_heads,
@@ -75,8 +76,13 @@ def merge(
         recipes, notes = _from_file(general.recipe, changes)
     else:
         recipes, notes = [_from_options(parts, method, changes)], []
+    import matsmerge
+    from matsmerge.engine.machine import keep_freed_memory
+    from matsmerge.engine.output_folder import check_target
+
     memory = parse_bytes(running.max_memory) if running.max_memory else None
-    executor = matsmerge.LocalExecutor(running.workers, memory, fork=True)
+    device = recipes[-1].device
+    executor = matsmerge.LocalExecutor(running.workers, memory, fork=True, device=device)
     max_shard_bytes = parse_bytes(files.shard_size)
     out = general.out
     if out is None and not running.dry_run:
@@ -141,6 +147,7 @@ def _parse_list(text: str | None) -> list[int]:
 
 def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list[str]]":
     """The recipes of a file, the last of them with what the command line changes."""
+    check_names(path)
     from matsmerge.recipes.recipe import make_recipe
     from matsmerge.recipes.recipe_file import read_recipes
 

@@ -124,7 +124,12 @@ class Running(Resuming):
     Otherwise their sizes, times and inodes are compared."""
 
     max_memory: str | None = option(metavar="SIZE")
-    """Memory to use beyond the interpreter's own, e.g. 2GB. Default: half of what is free."""
+    """Memory to use beyond the interpreter's own, e.g. 2GB; on each GPU, if it merges on
+    those. Default: half of what is free, and what GPUs have."""
+
+    device: str | None = option(metavar="NAME")
+    """What to merge on: cpu, cuda (all GPUs), cuda:1, mps, or auto, a GPU if there is one. Default:
+    the recipe's, or cpu."""
 
     workers: int | None = option(ge=1, le=MOST_COUNTED)
     """Jobs at once. Default: all cores."""

@@ -1,12 +1,12 @@
 """Flags of `mats merge` for methods, and for the options of methods, objectives and solvers.
 
-They are made from the fields of the classes, and only when the command is asked for: the classes
-take a second to import. `--scale 0.3` is the same as `--set scale=0.3`.
+They are made from what is known of the classes, which take seconds to import. `--scale 0.3` is the
+same as `--set scale=0.3`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import Any
 
 import typer
 from pydantic import create_model
@@ -15,11 +15,9 @@ from typer.core import TyperCommand
 from matsmerge.cli.field_options import flag_of, option, takes_options
 from matsmerge.cli.merge_options import Solving, WithoutFile
 from matsmerge.errors import RecipeError
+from matsmerge.recipes.known_options import tables
 
-if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
-
-_METAVARS = {float: "NUMBER", int: "INTEGER", str: "TEXT"}
+_METAVARS = {"float": "NUMBER", "int": "INTEGER", "str": "TEXT", "part": "NAME"}
 
 
 class MergeCommand(TyperCommand):
@@ -40,7 +38,6 @@ class MergeCommand(TyperCommand):
 def parse_method(flags: Mapping[str, Any], assignments: Iterable[str]) -> dict[str, Any]:
     """A method as plain data, from its flags and from what was given as `--set scale=0.3`."""
     from matsmerge.files.strict_yaml import parse_yaml
-    from matsmerge.recipes.method_spec import set_parameter
 
     method = {
         key: parse_yaml(value, flag_of(key), RecipeError) if isinstance(value, str) else value
@@ -53,6 +50,8 @@ def parse_method(flags: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
         key, equals, value = text.partition("=")
         if not equals or not all(key.split(".")):
             raise RecipeError(f"--set: expected NAME=VALUE, as in scale=0.3, found '{text}'")
+        from matsmerge.recipes.method_spec import set_parameter
+
         set_parameter(method, key, parse_yaml(value, f"--set {key}", RecipeError))
     return method
 
@@ -72,40 +71,33 @@ def made_params() -> list[Any]:
 
 def _flags() -> Iterator[tuple[str, Any]]:
     """Every flag: its name, and its type with what typer is to know of it."""
-    from matsmerge.methods.parts import Parts, tables
-
     methods, objectives, solvers = tables().values()
-    yield "method", _made(None, f"How to merge: {', '.join(methods)}.", WithoutFile.panel)
-    solving = {name: cls for name, cls in methods.items() if issubclass(cls, Parts)}
-    others = {name: cls for name, cls in methods.items() if name not in solving}
-    fields: dict[str, tuple[str, FieldInfo, list[str]]] = {}
+    yield "method", _made("part", f"How to merge: {', '.join(methods)}.", WithoutFile.panel)
+    solving = {name: own for name, own in methods.items() if own.keys() & tables().keys()}
+    others = {name: own for name, own in methods.items() if name not in solving}
+    fields: dict[str, tuple[str, str | None, str, list[str]]] = {}
     for panel, table in (
         ("Options of methods, also as the init of mats", others),
         (Solving.panel, solving),
         ("Options of objectives", objectives),
         ("Options of solvers", solvers),
     ):
-        for owner, cls in table.items():
-            for name, field in cls.model_fields.items():
-                fields.setdefault(name, (panel, field, []))[2].append(owner)
-    for name, (panel, field, owners) in fields.items():
-        text = field.description or ""
+        for owner, own in table.items():
+            for name, (kind, text) in own.items():
+                fields.setdefault(name, (panel, kind, text, []))[3].append(owner)
+    for name, (panel, kind, text, owners) in fields.items():
         if not text.split(" ")[0].endswith(":"):  # of a value that is written like this
             text = text[:1].upper() + text[1:]
         of = "" if panel == Solving.panel else f" ({', '.join(owners)})"
         if name in ("objective", "solver"):
             of = f": {', '.join(tables()[name])}"
-        if name in tables() or _is_scalar(field.annotation):
-            yield name, _made(field.annotation, f"{text}{of}.", panel)
+        if kind is not None:
+            yield name, _made(kind, f"{text}{of}.", panel)
 
 
-def _is_scalar(kind: Any) -> bool:
-    return kind is bool or kind in _METAVARS or get_origin(kind) is Literal
-
-
-def _made(kind: Any, text: str, panel: str | None) -> Any:
+def _made(kind: str, text: str, panel: str | None) -> Any:
     """A field of which a model can be made."""
-    if kind is bool:
+    if kind == "bool":
         return bool | None, option(description=text, panel=panel)
-    metavar = "|".join(get_args(kind)) or _METAVARS.get(kind, "NAME")
+    metavar = _METAVARS.get(kind, kind)
     return str | None, option(description=text, panel=panel, metavar=metavar)

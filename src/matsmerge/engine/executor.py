@@ -5,16 +5,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
+from matsmerge.engine.devices import PROCESSOR
 from matsmerge.engine.machine import default_memory_bytes
 from matsmerge.errors import RecipeError
 from matsmerge.progress import Progress
 
 
 class HasPeak(Protocol):
-    """A job that says how much memory it takes."""
+    """A job that says how much memory it takes, and on which device."""
 
     @property
     def peak_bytes(self) -> int: ...
+    @property
+    def device(self) -> str: ...
 
 
 J = TypeVar("J", bound=HasPeak)
@@ -39,7 +42,11 @@ class Executor(Protocol):
 
     @property
     def max_bytes(self) -> int:
-        """Memory that all jobs which run at once may take together."""
+        """Memory that all jobs which run at once on the processor may take together."""
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """What jobs are spread over, such as ("cuda:0", "cuda:1"); else ("cpu",)."""
 
     @property
     def shares_memory(self) -> bool:
@@ -49,7 +56,8 @@ class Executor(Protocol):
         """Results as they come; what a job raises is raised here, as it is.
 
         The `peak_bytes` of the jobs that run at once do not add up to more than `max_bytes`, unless
-        one alone does. That is up to the executor.
+        one alone does; on another `device` than the processor, to more than that has. That is up to
+        the executor. Any job may be one for the processor.
         """
 
 
@@ -74,8 +82,11 @@ class SerialExecutor:
     num_workers = 1
     shares_memory = True
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(
+        self, max_bytes: int | None = None, *, devices: Sequence[str] = (PROCESSOR,)
+    ) -> None:
         self.max_bytes = default_memory_bytes() if max_bytes is None else max_bytes
+        self.devices = devices
 
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
         yield from map(function, jobs)
@@ -83,11 +94,15 @@ class SerialExecutor:
 
 @dataclass(frozen=True)
 class Piece(Generic[T]):
-    """One of many like things to work on: its size for progress, and the memory that it takes."""
+    """One of many like things to work on: its size for progress, and the memory that it takes.
+
+    Pieces are read and looked at rather than computed with, and stay on the processor.
+    """
 
     content: T
     num_bytes: int
     peak_bytes: int
+    device: str = PROCESSOR
 
 
 def map_pieces(

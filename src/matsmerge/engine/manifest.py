@@ -65,8 +65,8 @@ def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
 def identify(
     prepared: PreparedMerge, layout: Layout, inputs: list[dict[str, Any]], allow_nonfinite: bool
 ) -> str:
-    """What must be the same for a merge to be resumed."""
-    recipe = prepared.recipe.model_dump(mode="json")
+    """What must be the same for a merge to be resumed; it may go on on another device."""
+    recipe = prepared.recipe.model_dump(mode="json", exclude={"device"})
     text = json.dumps([__version__, recipe, inputs, allow_nonfinite])
     headers = b"".join(shard.header for shard in layout.shards)
     return hashlib.sha256(text.encode() + headers).hexdigest()

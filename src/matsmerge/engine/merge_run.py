@@ -16,6 +16,7 @@ from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.companion_files import write_companions
+from matsmerge.engine.devices import spread
 from matsmerge.engine.evidence import check_values
 from matsmerge.engine.executor import Executor, check_executor
 from matsmerge.engine.input_files import find_input_files
@@ -178,6 +179,7 @@ class _Run:
             )
             return
         jobs = [job for job in plan.jobs if job.index not in finished]
+        jobs = spread(jobs, executor.devices)
         progress.stage("merging", plan.num_input_bytes)
         progress.advance(plan.num_input_bytes - sum(job.num_input_bytes for job in jobs))
         merge = partial(self.worker.merge, measured=measured, sinks=sinks)

@@ -10,6 +10,7 @@ from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.checkpoints.fused_experts import SeparatedExperts
 from matsmerge.engine.adapter_output import AdapterOutput
+from matsmerge.engine.devices import PROCESSOR
 from matsmerge.errors import AlignmentError, StatisticsError
 from matsmerge.methods.layer import Layer
 from matsmerge.methods.objectives.objective import Evidence
@@ -85,6 +86,13 @@ class PlannedSite:
         method = self.parameter.rule.method
         return Grain.LAYER if self.layer else method.fallback.grain
 
+    @property
+    def needs_float64(self) -> bool:
+        """Whether it is merged in float64, as whatever is decomposed or solved for is."""
+        first = self.parameter
+        is_decomposed = self.grain is not Grain.STRETCH or first.lora is not None
+        return first.is_merged and (is_decomposed or first.compute_dtype == torch.float64)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -95,6 +103,7 @@ class Job:
     sites: tuple[PlannedSite, ...]
     num_input_bytes: int
     peak_bytes: int
+    device: str = PROCESSOR
 
     @property
     def names(self) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.engine.devices import spread
 from matsmerge.engine.executor import Executor
 from matsmerge.engine.plan import Job, Plan
 from matsmerge.engine.prefix_task import PrefixTask, naming
@@ -134,7 +135,7 @@ class PrefixMerge:
             function = partial(
                 replace(worker, evidence=evidence).merge, measured=measured, sinks=sinks
             )
-            for receipt in executor.map(function, left.get(turn, [])):
+            for receipt in executor.map(function, spread(left.get(turn, []), executor.devices)):
                 yield receipt
                 progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
 

@@ -7,6 +7,7 @@ import torch
 
 from matsmerge.adapters.adapter_folder import is_adapter
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
+from matsmerge.engine.devices import find_devices
 from matsmerge.engine.prefix_merge import PrefixMerge, Turn
 from matsmerge.engine.prefix_task import REHEARSED_EXAMPLES, AskedModel, PrefixTask, naming
 from matsmerge.errors import DataError, MatsError
@@ -77,6 +78,7 @@ def prepare_prefix(
 def read_data(recipe: Recipe, alignment: Alignment) -> list[AskedModel]:
     """Everyone's data; all that is wrong is said before a model is loaded."""
     found, problems = [], []
+    device = find_devices(recipe.device)[0] if recipe.device else None
     for entry, model in zip(recipe.models, alignment.models, strict=True):
         assert entry.data is not None  # the recipe has been checked
         folder = model.checkpoint.folder
@@ -87,7 +89,7 @@ def read_data(recipe: Recipe, alignment: Alignment) -> list[AskedModel]:
             )
         with noted(problems):
             described = entry.data.task_file
-            found.append(AskedModel(model, entry.data, described, read_split(described)))
+            found.append(AskedModel(model, entry.data, described, read_split(described), device))
     DataError.raise_all(problems)
     return found
 

@@ -33,6 +33,7 @@ class AskedModel:
     entry: ModelData
     described: TaskFile
     rows: Data
+    device: str | None = None  # to run it on; a GPU if there is one
 
     def load(self, dtype: torch.dtype) -> LoadedModel:
         assert self.model.checkpoint.folder is not None
@@ -41,6 +42,7 @@ class AskedModel:
             self.described,
             need_targets=False,
             dtype=dtype_name(dtype),
+            device=self.device,
             also=["*"],
         )
 

@@ -14,6 +14,7 @@ from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
+from matsmerge.engine.devices import find_devices, has_float64
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
@@ -215,6 +216,7 @@ def prepare(
     along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
     along += _unused_notes(plan, alignment, evidence)
     notes = *inputs.notes, *completed.notes, *alignment.notes
+    along += _device_notes(plan, recipe.device)
     return PreparedMerge(
         recipe,
         alignment,
@@ -347,6 +349,19 @@ def _unused_notes(plan: Plan, alignment: Alignment, evidence: Sequence[Evidence]
                 f"merged by {' or '.join(used)}, since no token of {model.name}'s data was routed "
                 f"to them ({counted(list(experts), 'expert')}): {listed(list(experts), 12)}"
             )
+
+
+def _device_notes(plan: Plan, device: str | None) -> Iterator[str]:
+    """What is not merged on the device that was asked for."""
+    if device is None or has_float64(device if device != "auto" else find_devices(device)[0]):
+        return
+    sites = (site for job in plan.jobs for site in job.sites if site.needs_float64)
+    names = list(dict.fromkeys(p.name for site in sites for p in site.parameters))
+    if names:
+        yield (
+            f"merged on the processor, since they need float64, which {device} does not have "
+            f"({len(names)} of {len(plan.parameters)} tensors): {listed(names, 6)}"
+        )
 
 
 def _poor_models(recipe: Recipe, evidence: Sequence[Evidence]) -> list[str]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, dtype_name
+from matsmerge.engine.devices import PROCESSOR, has_float64
 from matsmerge.engine.plan import Job, Parameter, PlannedSite, read_by, taking_part
 from matsmerge.errors import NonFiniteError
 from matsmerge.linalg.low_rank import nearest_factors
@@ -66,10 +67,11 @@ class Worker:
             elif not parameter.is_merged or (
                 planned.grain is Grain.STRETCH and parameter.lora is None
             ):
-                site = self._site(planned, parameter, measured)
+                device = _device_of(planned, job.device)
+                site = self._site(planned, parameter, measured, device)
                 receipt.squares.append(self._merge_stretches(parameter, site, sinks))
             else:
-                self._merge_whole(planned, measured, sinks, len(job.sites), receipt)
+                self._merge_whole(planned, measured, sinks, job, receipt)
         return receipt
 
     def _copy(self, planned: PlannedSite, sinks: Sinks) -> None:
@@ -93,7 +95,7 @@ class Worker:
             if not self.allow_nonfinite:
                 _check_result(parameter, merged, square)
             squares += square
-            rounded = merged.to(parameter.spec.dtype)
+            rounded = merged.to(parameter.spec.dtype).cpu()
             for sink in sinks.values():
                 sink.write(parameter.written_as, parameter.written_from + part.start, rounded)
         return squares
@@ -103,17 +105,19 @@ class Worker:
         planned: PlannedSite,
         measured: Mapping[str, Measured],
         sinks: Sinks,
-        num_sharing: int,
+        job: Job,
         receipt: Receipt,
     ) -> None:
         """Merge a layer or a tensor, and write it when it is complete."""
         own = {p.name: p for p in planned.parameters}
-        sites = {name: self._site(planned, p, measured) for name, p in own.items()}
+        device = _device_of(planned, job.device)
+        sites = {name: self._site(planned, p, measured, device) for name, p in own.items()}
         site = sites[planned.parameter.name]
         method = planned.parameter.rule.method
         if planned.layer is not None:
             keep = tuple(at for at in sinks if at is not None)
-            work = LayerWork(planned.layer, sites, self.evidence, keep, num_sharing)
+            evidence = tuple(one.on(device) for one in self.evidence)
+            work = LayerWork(planned.layer, sites, evidence, keep, len(job.sites))
             merged = method.merge(replace(site, layer=work))
             assert isinstance(merged, MergedSite), "a layer has several parameters"
         elif planned.grain is Grain.TENSOR:
@@ -137,20 +141,24 @@ class Worker:
         if not self.allow_nonfinite:
             _check_result(parameter, values, torch.dot(values, values).item())
         if parameter.lora is None:
-            rounded = values.to(parameter.spec.dtype).contiguous()
+            rounded = values.to(parameter.spec.dtype).cpu().contiguous()
             sink.write(parameter.written_as, parameter.written_from, rounded)
             return
         base = self.alignment.base
         assert base is not None
-        start = self._read(parameter, not self.allow_nonfinite, base, 0, len(values))
+        device = str(values.device)
+        start = self._read(parameter, not self.allow_nonfinite, device, base, 0, len(values))
         change = (values - start).view(parameter.lora.matrix_shape)
         found = nearest_factors(change, parameter.lora.rank)
         energies[parameter.name] = found.energy
         for name, tensor in parameter.lora.tensors(found.left, found.right).items():
-            sink.write(name, 0, tensor.view(-1))
+            sink.write(name, 0, tensor.cpu().view(-1))
 
     def observe(self, job: Job, reading: Pass) -> tuple[int, list[Any]]:
-        """The notes of a pass over a job's sites, with the job's index to put notes in order."""
+        """The notes of a pass over a job's sites, with the job's index to put notes in order.
+
+        On the processor: whatever is noted of a value takes less time than to read it.
+        """
         if reading.spacing is None:
             self._prefetch(job)
         notes = [reading.observe(site) for site in self._observed(job, reading)]
@@ -159,7 +167,7 @@ class Worker:
     def _observed(self, job: Job, reading: Pass) -> Iterator[Site]:
         position = job.first_element
         for planned in job.sites:
-            whole = self._site(planned, planned.parameter, {})
+            whole = self._site(planned, planned.parameter, {}, PROCESSOR)
             length = planned.stop - planned.start
             if reading.spacing is None:
                 starts: Iterable[int] = range(planned.start, planned.stop, reading.block_elements)
@@ -171,12 +179,16 @@ class Worker:
             position += length
 
     def _site(
-        self, planned: PlannedSite, parameter: Parameter, measured: Mapping[str, Measured]
+        self,
+        planned: PlannedSite,
+        parameter: Parameter,
+        measured: Mapping[str, Measured],
+        device: str,
     ) -> Site:
-        """A parameter's site; a layer's other parameters are whole."""
+        """A parameter's site on a device; a layer's other parameters are whole."""
         rule, known = parameter.rule, measured.get(parameter.name, {})
         # What was measured has been read before, and checked then.
-        read = partial(self._read, parameter, not known and not self.allow_nonfinite)
+        read = partial(self._read, parameter, not known and not self.allow_nonfinite, device)
         start, stop = planned.span(parameter)
         taking = taking_part(rule, self.alignment)
         models = zip(taking, rule.weights, rule.shares, strict=True)
@@ -194,16 +206,20 @@ class Worker:
         self,
         parameter: Parameter,
         check: bool,
+        device: str,
         model: AlignedModel,
         start: int,
         stop: int,
         out: Tensor | None = None,
     ) -> Tensor:
         checkpoint, name = model.checkpoint, model.names[parameter.name]
-        buffer = _buffer(stop - start, checkpoint.read_dtype(name))
+        buffer = _buffer(stop - start, checkpoint.read_dtype(name), device)
         checkpoint.read_into(buffer, name, start)
-        block = torch.empty(stop - start, dtype=parameter.compute_dtype) if out is None else out
-        block.copy_(buffer.tensor)
+        if out is None:
+            out = torch.empty(stop - start, dtype=parameter.compute_dtype, device=device)
+        out.copy_(buffer.on_device())  # whose dtype is changed there
+        # A device would have to be waited for.
+        block = out if device == PROCESSOR else buffer.tensor
         if check and not is_finite(block, torch.dot(block, block).item()):
             finite = block.isfinite()
             raise NonFiniteError(
@@ -211,7 +227,7 @@ class Worker:
                 f"{block[~finite][0].item()} (element {start + int((~finite).nonzero()[0])}); "
                 "repair the checkpoint, or merge it all the same with --allow-nonfinite"
             )
-        return block
+        return out
 
     def _prefetch(self, job: Job) -> None:
         for planned in job.sites:
@@ -236,14 +252,22 @@ def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:
 _buffers = threading.local()
 
 
-def _buffer(num_elements: int, dtype: torch.dtype) -> Buffer:
-    """A block as stored, in memory that its thread uses again and again."""
-    if num_elements != BLOCK_ELEMENTS:
-        return Buffer(num_elements, dtype)
+def _buffer(num_elements: int, dtype: torch.dtype, device: str) -> Buffer:
+    """A block as stored, in memory that its thread uses again and again.
+
+    On the way to a device it may still be read while the next block is.
+    """
+    if num_elements != BLOCK_ELEMENTS or device != PROCESSOR:
+        return Buffer(num_elements, dtype, device)
     own: dict[str, Buffer] = _buffers.__dict__
     if str(dtype) not in own:
         own[str(dtype)] = Buffer(num_elements, dtype)
     return own[str(dtype)]
+
+
+def _device_of(planned: PlannedSite, device: str) -> str:
+    """Where a site is merged: on its job's device, unless that lacks the precision."""
+    return PROCESSOR if planned.needs_float64 and not has_float64(device) else device
 
 
 def is_finite(block: Tensor, square: float) -> bool:

@@ -44,6 +44,14 @@ class Content(BaseModel):
 Count = Annotated[int, Field(ge=0, lt=2**63)]  # how many there are of something; a position
 
 
+def local_path(source: str | Path) -> Path:
+    """A path with `~` replaced, where that names a user."""
+    try:
+        return Path(source).expanduser()
+    except RuntimeError:
+        return Path(source)
+
+
 def _numbers(values: Any) -> list[float]:
     if not isinstance(values, list) or not all(map(_is_number, values)):
         raise ValueError("expected a list of numbers")

@@ -48,7 +48,7 @@ def shared_outputs(lefts: Sequence[Tensor], rights: Sequence[Tensor]) -> Tensor:
     As many as there are columns in the L_m together, or rows if those are fewer.
     """
     q, r = torch.linalg.qr(torch.cat(list(lefts), dim=1).double())
-    moment = torch.zeros(len(r), len(r), dtype=torch.float64)
+    moment = r.new_zeros(len(r), len(r))
     start = 0
     for left, right in zip(lefts, rights, strict=True):
         part = r[:, start : start + left.shape[1]]

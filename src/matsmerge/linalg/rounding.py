@@ -58,7 +58,7 @@ def without_rounding(
     regular beyond its rounding is returned in float32, any other in float64: rounded once more, it
     would have such directions again.
     """
-    ridge = torch.as_tensor(ridge, dtype=torch.float64).unsqueeze(-1)
+    ridge = torch.as_tensor(ridge, dtype=torch.float64).to(moment.device).unsqueeze(-1)
     if moment.ndim == 1:
         return moment.double().add(ridge)
     level = rounding_level(moment, max((stored, torch.float32), key=_coarseness))

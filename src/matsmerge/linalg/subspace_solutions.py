@@ -78,7 +78,7 @@ def solve_beside_diagonal(system: System) -> Solution:
     `off_diagonal` puts on the diagonal.
     """
     num_inputs = system.residual.shape[1]
-    diagonal = torch.zeros(num_inputs, dtype=torch.float64)
+    diagonal = system.residual.new_zeros(num_inputs, dtype=torch.float64)
     vectors, values = [], []
     for term in products_of(system.operator, system.residual.shape):
         outputs, inputs = term.outputs, term.inputs

@@ -51,11 +51,21 @@ def falls_apart(operator: Operator) -> bool:
 
 def products_of(operator: Operator, shape: torch.Size) -> list[TruncatedProduct]:
     """The terms of an operator on (out, in), but for those that are diagonal."""
-    return [_product(t, shape) for t in terms_of(operator) if not isinstance(t, Diagonal)]
+    device = _device_of(operator)
+    return [_product(t, shape, device) for t in terms_of(operator) if not isinstance(t, Diagonal)]
 
 
-def _product(term: Operator, shape: torch.Size) -> TruncatedProduct:
-    outputs, inputs = isotropic(shape[0]), isotropic(shape[1])
+def _device_of(operator: Operator) -> torch.device | None:
+    for term in terms_of(operator):
+        if isinstance(term, Gram):
+            return term.matrix.device
+        if isinstance(term, (Kronecker, TruncatedProduct)):
+            return term.inputs.device
+    return None
+
+
+def _product(term: Operator, shape: torch.Size, device: torch.device | None) -> TruncatedProduct:
+    outputs, inputs = (isotropic(dim, device=device) for dim in shape)
     if isinstance(term, Identity):
         return TruncatedProduct(outputs, inputs, term.scale)
     if isinstance(term, Gram):
@@ -91,7 +101,7 @@ def in_full(operator: Operator, shape: torch.Size) -> Operator:
         assert not diagonals
         wholes = [Kronecker(_whole(p.outputs), _whole(p.inputs), p.scale) for p in products]
         return wholes[0] if len(wholes) == 1 else Sum(tuple(wholes))
-    matrix = torch.zeros(shape[1], shape[1], dtype=torch.float64)
+    matrix = torch.zeros(shape[1], shape[1], dtype=torch.float64, device=_device_of(operator))
     for p in products:
         assert isinstance(p.outputs, Truncated)
         matrix.add_(dense_factor(p.inputs), alpha=p.scale * p.outputs.rest)
@@ -186,7 +196,7 @@ class Apart:
     @property
     def multiplicity(self) -> Tensor:  # (R' + 1, R + 1)
         """How many directions each unknown stands for."""
-        rows, columns = (torch.ones(b.shape[1] + 1, dtype=torch.float64) for b in (self.v, self.u))
+        rows, columns = (self.border.new_ones(num) for num in self.border.shape)
         rows[-1], columns[-1] = (float(b.shape[0] - b.shape[1]) for b in (self.v, self.u))
         return rows[:, None] * columns
 

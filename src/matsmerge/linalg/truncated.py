@@ -24,6 +24,10 @@ class Truncated:
     rest: float  # the eigenvalue of every direction outside of the subspace
 
     @property
+    def device(self) -> torch.device:
+        return self.values.device
+
+    @property
     def dim(self) -> int:
         return len(self.vectors)
 
@@ -112,7 +116,7 @@ def truncate(matrix: Tensor, rank: int) -> Truncated:  # (d, d)
     return Truncated(vectors[:, dim - rank :].flip(1), kept, rest)
 
 
-def isotropic(dim: int, value: float = 1.0) -> Truncated:
+def isotropic(dim: int, value: float = 1.0, device: torch.device | str | None = None) -> Truncated:
     """The identity times a number."""
-    nothing = torch.zeros(dim, 0, dtype=torch.float64)
-    return Truncated(nothing, nothing[0] if dim else torch.zeros(0, dtype=torch.float64), value)
+    nothing = torch.zeros(dim, 0, dtype=torch.float64, device=device)
+    return Truncated(nothing, nothing.new_zeros(0), value)

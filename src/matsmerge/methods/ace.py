@@ -42,7 +42,7 @@ class AdaptiveCovariance(SpectralMethod):
         sizes = torch.stack([change.square().sum() for change in changes])
         is_mixed = len(changes) > 1 and self._differ(sizes)
         num_inputs = changes[0].shape[1]
-        identity = torch.eye(num_inputs, dtype=torch.float64)
+        identity = torch.eye(num_inputs, dtype=torch.float64, device=changes[0].device)
         plain, raised = torch.zeros_like(identity), torch.zeros_like(identity)  # sums over tasks
         numerator, spread = torch.zeros_like(changes[0]), torch.zeros_like(changes[0])
         for change in changes:

@@ -22,7 +22,8 @@ class _Dare(Method):
     def _thin_(self, delta: Tensor, site: Site, task: Task) -> None:
         levels = max(1, round(task.density * LEVELS))
         if levels < LEVELS:
-            delta.masked_fill_(torch.from_numpy(draw(self.seed, site, task) >= levels), 0)
+            is_dropped = torch.from_numpy(draw(self.seed, site, task) >= levels)
+            delta.masked_fill_(is_dropped.to(delta.device), 0)
             if self.rescale:
                 delta.mul_(LEVELS / levels)
 

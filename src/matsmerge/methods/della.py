@@ -53,9 +53,10 @@ class DellaLinear(ThinnedMethod):
     def thin_(self, site: Site, deltas: Tensor, own: slice) -> None:
         for delta, task in zip(deltas, site.tasks, strict=True):
             if task.density < 1:
-                magnitudes = delta.abs().view(-1, self.row_length(site)).numpy()
-                kept = _choose(draw(self.seed, site, task), magnitudes, own, task)
-                delta[own].mul_(torch.from_numpy(kept.astype(magnitudes.dtype)))
+                magnitudes = delta.abs().view(-1, self.row_length(site)).cpu().numpy()
+                chosen = _choose(draw(self.seed, site, task), magnitudes, own, task)
+                kept = torch.from_numpy(chosen.astype(magnitudes.dtype))
+                delta[own].mul_(kept.to(delta.device))
 
 
 class Della(DellaLinear):

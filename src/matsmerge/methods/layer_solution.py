@@ -135,9 +135,10 @@ class _Decompositions(threading.local):
     basis: Eigenbasis | None = None
 
     def get(self, matrix: Tensor, stored: torch.dtype) -> Eigenbasis:
-        last, is_same = self.matrix, self.stored == stored
-        if self.basis is not None and last is not None and is_same and torch.equal(last, matrix):
-            return self.basis
+        last, basis = self.matrix, self.basis
+        is_like = last is not None and (self.stored, last.device) == (stored, matrix.device)
+        if is_like and basis is not None and last is not None and torch.equal(last, matrix):
+            return basis
         basis = decompose(matrix, stored)
         if not may_be_second_moment(basis.lowest, stored):
             raise StatisticsError(

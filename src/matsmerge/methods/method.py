@@ -207,7 +207,7 @@ def merge_whole(method: Method, site: Site) -> Tensor:
     for part in site.stretches():
         values = values_of(method.merge(part), part)
         if result is None:
-            result = torch.empty(site.stop - site.start, dtype=values.dtype)
+            result = values.new_empty(site.stop - site.start)
         result[part.start - site.start : part.stop - site.start] = values
     assert result is not None, "a site has elements"
     return result

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -124,25 +123,31 @@ class MergedSite:
 _scratch = threading.local()
 
 
-def scratch(use: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def scratch(use: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Memory for one use within a stretch, which its thread uses again at the next stretch.
+
+    Its dtype and device are those of another tensor.
 
     Allocating it anew for each of thousands of stretches would scatter the little that is kept of
     them over gigabytes.
     """
     if shape[-1] != BLOCK_ELEMENTS:
-        return torch.empty(shape, dtype=dtype)
+        return like.new_empty(shape)
     kept: dict[str, Tensor] = _scratch.__dict__
     found = kept.get(use)
-    if found is None or found.shape != shape or found.dtype != dtype:
-        found = kept[use] = torch.empty(shape, dtype=dtype)
+    if found is None or (found.shape, found.dtype, found.device) != (
+        shape,
+        like.dtype,
+        like.device,
+    ):
+        found = kept[use] = like.new_empty(shape)
     return found
 
 
 def weighted_sum(site: Site, coefficients: Sequence[float]) -> Tensor:
     """sum_m c_m theta_m."""
     result = site.tasks[0].load().mul_(coefficients[0])
-    values = scratch("values", tuple(result.shape), result.dtype)
+    values = scratch("values", tuple(result.shape), result)
     for task, coefficient in zip(site.tasks[1:], coefficients[1:], strict=True):
         result.add_(task.load(out=values), alpha=coefficient)
     return result
@@ -154,7 +159,7 @@ def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) 
     Task vectors added to the base, written this way, give back a single model exactly.
     """
     result = site.load_base().mul_(base_coefficient)
-    values = scratch("values", tuple(result.shape), result.dtype)
+    values = scratch("values", tuple(result.shape), result)
     for task, coefficient in zip(site.tasks, coefficients, strict=True):
         result.add_(task.load(out=values), alpha=coefficient)
     return result
@@ -165,14 +170,14 @@ def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
 
     They share their memory: a task vector is gone when the next one is asked for.
     """
-    delta = scratch("delta", tuple(base.shape), base.dtype)
+    delta = scratch("delta", tuple(base.shape), base)
     for task in site.tasks:
         yield task, task.load(out=delta).sub_(base)
 
 
 def stack_deltas(site: Site, base: Tensor) -> Tensor:
     """All task vectors at a site, (models, elements); the next site will use their memory."""
-    deltas = scratch("deltas", (len(site.tasks), len(base)), base.dtype)
+    deltas = scratch("deltas", (len(site.tasks), len(base)), base)
     for row, task in zip(deltas, site.tasks, strict=True):
         task.load(out=row).sub_(base)
     return deltas

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -62,7 +61,8 @@ class _InnerProducts:
     of_deltas: bool
 
     def __call__(self, site: Site) -> Matrix:  # (models, models)
-        rows = scratch("rows", (len(site.tasks), site.stop - site.start), torch.float64)
+        like = site.tasks[0].load().double()
+        rows = scratch("rows", (len(site.tasks), len(like)), like)
         base = site.load_base().double() if self.of_deltas else None
         for row, task in zip(rows, site.tasks, strict=True):
             task.load(out=row)

@@ -1,10 +1,19 @@
 """A method as a recipe writes it."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
 from matsmerge.methods import METHODS
 from matsmerge.methods.method import Method
@@ -51,6 +60,22 @@ class MethodSpec(BaseModel):
 @cache
 def _methods() -> TypeAdapter[Method]:
     return TypeAdapter(AnyMethod)
+
+
+@dataclass(frozen=True)
+class WrittenMethod:
+    """In a type's annotation: its JSON Schema is that of a method's name, or a name with options.
+
+    It is made when it is asked for: pydantic would make it with the class, which takes long.
+    """
+
+    is_optional: bool = False
+
+    def __get_pydantic_json_schema__(
+        self, _: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        forms = handler(_methods().core_schema)["anyOf"]
+        return {"anyOf": [*forms, {"type": "null"}] if self.is_optional else forms}
 
 
 def as_plain(value: Any) -> Any:

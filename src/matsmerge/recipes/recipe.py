@@ -21,10 +21,9 @@ from matsmerge.checkpoints.source import resolved
 from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
 from matsmerge.methods.method import Method
-from matsmerge.methods.parts import AnyMethod
 from matsmerge.methods.site import Shares
 from matsmerge.problems import problems_of
-from matsmerge.recipes.method_spec import MethodSpec, as_plain
+from matsmerge.recipes.method_spec import MethodSpec, WrittenMethod, as_plain
 from matsmerge.recipes.model_data import ModelData, as_model_data
 from matsmerge.recipes.stack import LayerRange, Layers, Patterns, Stack, as_stacks
 from matsmerge.recipes.tokenizer_spec import TokenizerSpec, as_tokenizer_spec
@@ -34,6 +33,7 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Depthwise = Number | Annotated[list[Number], Field(min_length=1)]
 SHARES = tuple(field.name for field in fields(Shares))  # what models may have of their own
 DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
+DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")]
 
 
 class _Strict(BaseModel):
@@ -106,8 +106,7 @@ class Override(_Strict):
         "(embeddings) or after them (norm, head)",
     )
     method: Annotated[
-        dict[str, Any] | None,
-        BeforeValidator(as_plain, json_schema_input_type=AnyMethod | None),
+        dict[str, Any] | None, BeforeValidator(as_plain), WrittenMethod(is_optional=True)
     ] = Field(None, description="parameters to change, or another method by its name")
     models: dict[str, ModelOverride] = Field(
         default_factory=dict, description="other weights or densities, by model name"
@@ -149,11 +148,9 @@ class Recipe(_Strict):
         Annotated[ModelEntry, BeforeValidator(_from_path, json_schema_input_type=str | ModelEntry)]
     ] = Field(min_length=1, description="the models to merge")
     base: str | None = Field(None, description="the model they were all fine-tuned from")
-    method: Annotated[MethodSpec, BeforeValidator(as_plain, json_schema_input_type=AnyMethod)] = (
-        Field(
-            description="how to merge: a name, or a name with parameters",
-            json_schema_extra={"required": ["name"]},
-        )
+    method: Annotated[MethodSpec, BeforeValidator(as_plain), WrittenMethod()] = Field(
+        description="how to merge: a name, or a name with parameters",
+        json_schema_extra={"required": ["name"]},
     )
     overrides: list[Override] = Field(
         default_factory=list, description="what is different for some parameters"
@@ -177,6 +174,11 @@ class Recipe(_Strict):
     )
     dtype: DtypeName | None = Field(
         None, description="dtype of the output; by default that of the inputs"
+    )
+    device: DeviceName | None = Field(
+        None,
+        description="what to merge on: cpu (default), cuda (all GPUs), cuda:1, mps, or auto, which "
+        "is a GPU if there is one",
     )
     trajectory: list[Annotated[int, Field(ge=0, le=MOST_ITERATIONS)]] = Field(
         default_factory=list,

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.errors import RecipeError
-from matsmerge.files.strict_yaml import read_yaml_documents
 from matsmerge.problems import noted
+from matsmerge.recipes.known_options import read_written
 from matsmerge.recipes.mergekit import from_mergekit
 from matsmerge.recipes.recipe import Recipe, make_recipe
 
@@ -28,15 +28,10 @@ def read_recipes(path: Path) -> tuple[list[Recipe], list[str]]:
     The last is the file's own result: the one without a name, or the last in the file. Beside
     them, notes on what a translation decided.
     """
-    if path.is_dir():
-        raise RecipeError(f"{path}: is a folder, not a recipe; models are given with --model")
     recipes: list[Recipe] = []
     notes: list[str] = []
     problems: list[str] = []
-    documents = read_yaml_documents(path, RecipeError)
-    for i, data in enumerate(documents):
-        name = data.get("name") if isinstance(data, Mapping) else None
-        where = f"{path}: " if len(documents) == 1 else f"{path}: document {name or i + 1}: "
+    for where, data in read_written(path):
         with noted(problems, RecipeError, before=where):
             recipe, said = _read(data)
             recipes.append(recipe)
@@ -48,10 +43,8 @@ def read_recipes(path: Path) -> tuple[list[Recipe], list[str]]:
     return recipes, list(dict.fromkeys(notes))
 
 
-def _read(data: Any) -> tuple[Recipe, list[str]]:
+def _read(data: Mapping[str, Any]) -> tuple[Recipe, list[str]]:
     notes: list[str] = []
-    if not isinstance(data, Mapping):
-        raise RecipeError("expected a mapping with 'models' and 'method'")
     if "merge_method" in data:
         data, notes = from_mergekit(data)
     return make_recipe(data), notes

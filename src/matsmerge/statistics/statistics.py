@@ -113,10 +113,11 @@ class Header(_Part):
 
 @dataclass(frozen=True)
 class Statistics:
-    """A header and its arrays, in memory or read from a file one at a time."""
+    """A header and its arrays, in memory or read from a file one at a time, to a device."""
 
     header: Header
     arrays: Checkpoint
+    device: str = "cpu"
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -124,7 +125,7 @@ class Statistics:
 
     def stored(self, key: str, of: str = MAIN) -> Tensor:
         """An array as it is stored."""
-        return self.arrays[f"{of}/{key}"]
+        return self.arrays.read_whole(f"{of}/{key}", self.device)
 
     def has(self, key: str, of: str = MAIN) -> bool:
         return f"{of}/{key}" in self.arrays.specs

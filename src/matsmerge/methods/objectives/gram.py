@@ -108,7 +108,7 @@ class Gram(Objective):
         self, found: Found, moments: Sequence[Truncated], shares: Sequence[float]
     ) -> Operator:
         """The same, of moments that are known by their leading directions."""
-        outputs = isotropic(found.num_outputs)
+        outputs = isotropic(found.num_outputs, device=moments[0].device)
         raised = [moment.raised(self.ridge * moment.mean) for moment in moments]
         size = sum(s * m.trace for m, s in zip(raised, shares, strict=True)) or 1.0
         terms: list[Operator] = []

@@ -76,7 +76,7 @@ class Kfac(Gram):
 
     def _output_moment(self, statistics: Statistics, m: Map, found: Found, of: str) -> Factor:
         if m.layout == "norm":  # features are apart, and count alike
-            return torch.ones(found.view.num_groups, 1, 1)
+            return torch.ones(found.view.num_groups, 1, 1, device=statistics.device)
         truncated = statistics.truncated_output_factor(m.module, of)
         if truncated is None:
             return statistics.output_factor(m.module, of)

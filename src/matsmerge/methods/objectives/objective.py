@@ -6,7 +6,7 @@ While it runs, it makes one model's operator at a time.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -57,6 +57,12 @@ class Evidence:
     label: str
     statistics: Statistics
     names: Mapping[str, str]  # shared name -> name in the statistics
+
+    def on(self, device: str) -> "Evidence":
+        """The same, with arrays that are read to a device."""
+        if device == self.statistics.device:
+            return self
+        return replace(self, statistics=replace(self.statistics, device=device))
 
     def maps_of(self, parameter: str) -> list[Map]:
         """The linear maps a parameter is the weight of, none of them an embedding if it can be.

@@ -1,0 +1,107 @@
+"""The names that recipes may use, as data: help and the first errors need not wait for torch.
+
+`known_options.json` is made from the classes by `python -m matsmerge.recipes.known_options`, and a
+test compares it with them.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from matsmerge.errors import RecipeError, closest
+from matsmerge.files.strict_yaml import read_yaml_documents
+
+FILE = Path(__file__).with_suffix(".json")
+# Options of a method, objective or solver: what values they take, and what they are for. Values are
+# the name of a type, choices as `a|b`, `part` for another table's names, or something else (None).
+Known = Mapping[str, tuple[str | None, str]]
+
+
+@cache
+def known_options() -> dict[str, Any]:
+    """The keys of recipes, and the tables of methods, objectives and solvers with their options."""
+    known: dict[str, Any] = json.loads(FILE.read_text())
+    return known
+
+
+def tables() -> Mapping[str, Mapping[str, Known]]:
+    """The options of every method (`init`), `objective` and `solver`."""
+    found: Mapping[str, Mapping[str, Known]] = known_options()["tables"]
+    return found
+
+
+def describe_options() -> dict[str, Any]:
+    """What the file is to say."""
+    from matsmerge.methods import parts
+    from matsmerge.recipes.recipe import ModelEntry, Override, Recipe
+
+    def kind(annotation: Any) -> str | None:
+        if get_origin(annotation) is Literal:
+            return "|".join(get_args(annotation))
+        return annotation.__name__ if annotation in (bool, float, int, str) else None
+
+    return {
+        "recipe": list(Recipe.model_fields),
+        "models": list(ModelEntry.model_fields),
+        "overrides": list(Override.model_fields),
+        "tables": {
+            part: {
+                name: {
+                    key: ["part" if key in parts.tables() else kind(f.annotation), f.description]
+                    for key, f in cls.model_fields.items()
+                }
+                for name, cls in table.items()
+            }
+            for part, table in parts.tables().items()
+        },
+    }
+
+
+def read_written(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """The documents of a recipe file before they are checked, each with what errors begin with."""
+    if path.is_dir():
+        raise RecipeError(f"{path}: is a folder, not a recipe; models are given with --model")
+    documents = read_yaml_documents(path, RecipeError)
+    found = []
+    for i, data in enumerate(documents):
+        if not isinstance(data, Mapping):
+            raise RecipeError(f"{path}: expected a mapping with 'models' and 'method'")
+        several = f"document {data.get('name') or i + 1}: " if len(documents) > 1 else ""
+        found.append((f"{path}: {several}", data))
+    return found
+
+
+def check_names(path: Path) -> None:
+    """Refuse a recipe file that is no YAML, or has keys or a method that there are not."""
+    RecipeError.raise_all(
+        where + problem
+        for where, data in read_written(path)
+        if "merge_method" not in data  # which is mergekit's
+        for problem in _unknown_names(data)
+    )
+
+
+def _unknown_names(data: Mapping[str, Any]) -> Iterator[str]:
+    known = known_options()
+    yield from _unknown_keys("", data, known["recipe"])
+    for part in ("models", "overrides"):
+        entries = data.get(part)
+        for number, entry in enumerate(entries if isinstance(entries, list) else ()):
+            yield from _unknown_keys(f"{part}.{number}: ", entry, known[part])
+    method = data.get("method")
+    name = method.get("name") if isinstance(method, Mapping) else method
+    methods = tables()["init"]
+    if isinstance(name, str) and name not in methods:
+        yield f"method: unknown method '{name}'{closest(name, methods)}"
+
+
+def _unknown_keys(where: str, given: Any, known: Iterable[str]) -> Iterator[str]:
+    for key in given if isinstance(given, Mapping) else ():
+        if key not in known:
+            yield f"{where}unknown key '{key}'{closest(str(key), known)}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(describe_options(), indent=1) + "\n")
