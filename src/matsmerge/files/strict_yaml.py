@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from matsmerge.errors import MatsError
-from matsmerge.files.guarded_files import check_unicode, quoted, read_text
+from matsmerge.files.guarded_files import check_unicode, quoted, read_text, reading
+from matsmerge.files.mirror import fetch_path
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"  # <<: what another mapping has
@@ -115,6 +116,8 @@ _StrictLoader.add_constructor(None, _refuse_tag)  # of all tags that have none
 
 def read_yaml(path: Path, error_type: type[MatsError]) -> Any:
     """Read a YAML (or JSON) file; what is wrong with it is an error of this type."""
+    with reading(path, error_type):
+        fetch_path(path)
     return parse_yaml(read_text(path, error_type, _MAX_BYTES), str(path), error_type)
 
 
