@@ -128,8 +128,10 @@ def _prune(path: Path, wanted: Mapping[str, RemoteState], whole: bool) -> None:
         if gone.is_file() and str(gone.relative_to(path)) not in wanted:
             gone.unlink(missing_ok=True)
             _note_of(gone).unlink(missing_ok=True)
-    with suppress(OSError):  # it holds something
-        path.rmdir()
+    for folder in sorted([path, *path.rglob("*")], reverse=True):  # deeper ones first
+        if folder.is_dir():
+            with suppress(OSError):  # it holds something
+                folder.rmdir()
 
 
 def _mirrored(path: Path, whole: bool) -> Iterator[Path]:

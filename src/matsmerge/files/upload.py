@@ -61,17 +61,28 @@ def upload_folder(folder: Path, target: Path, journal: Path, progress: Progress)
 def _put_all(
     folder: Path, url: str, names: Sequence[str], notes: JournalFile, progress: Progress
 ) -> None:
+    """Store files, several at once; where one fails, those on their way are still noted."""
+    failures: list[BaseException] = []
     with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
         put_as = {pool.submit(put, folder / name, f"{url}/{name}"): name for name in names}
         try:
             for done in as_completed(put_as):
-                file = folder / put_as[done]
+                if done.cancelled():
+                    continue
+                if failure := done.exception():
+                    failures.append(failure)
+                    for other in put_as:
+                        other.cancel()
+                    continue
                 state = done.result()
+                file = folder / put_as[done]
                 notes.note({"name": put_as[done], "as": _identity(file, state)})
                 progress.advance(state.size)
-        except BaseException:
+        except KeyboardInterrupt:
             pool.shutdown(cancel_futures=True)
             raise
+    if failures:
+        raise failures[0]
 
 
 def _arrived(folder: Path, url: str, journal: Path) -> set[str]:
