@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 Fault = Callable[[str, str], bytes | None]  # operation and path; may raise, or cut what is read
 
 
-class FaultyStore(MemoryFileSystem):
+class FaultyStore(MemoryFileSystem):  # type: ignore[misc]
     """`memory://` with faults; all instances are the same store."""
 
     cachable = False

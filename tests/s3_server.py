@@ -44,7 +44,7 @@ class _Passing(http.server.BaseHTTPRequestHandler):
     server: Proxy
 
     def _pass_on(self) -> None:
-        body = self._body()
+        body = read_body(self)
         asked = (self.command, self.path, self.headers.get("Range", ""))
         fault = self.server.fault(*asked)
         if fault == "reset":
@@ -68,16 +68,6 @@ class _Passing(http.server.BaseHTTPRequestHandler):
             headers_back.append(("Content-Length", found.getheader("Content-Length") or "0"))
         self._answer(found.status, headers_back, content, short=fault == "short")
 
-    def _body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        content = b""
-        while size := int(self.rfile.readline().split(b";")[0], 16):
-            content += self.rfile.read(size)
-            self.rfile.readline()
-        self.rfile.readline()
-        return content
-
     def _answer(
         self, status: int, headers: list[tuple[str, str]], content: bytes, short: bool = False
     ) -> None:
@@ -94,6 +84,18 @@ class _Passing(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: object) -> None:
         pass
+
+
+def read_body(request: http.server.BaseHTTPRequestHandler) -> bytes:
+    """What was sent with a request, in one piece or in chunks."""
+    if request.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    content = bytearray()
+    while size := int(request.rfile.readline().split(b";")[0], 16):
+        content += request.rfile.read(size)
+        request.rfile.readline()
+    request.rfile.readline()
+    return bytes(content)
 
 
 _OWN = ("content-length", "transfer-encoding", "connection", "date", "server")

@@ -12,6 +12,7 @@ from matsmerge.cli import (
     extract_command,
     inspect_command,
     merge_command,
+    push_command,
     stats_command,
 )
 from matsmerge.cli.method_flags import MergeCommand
@@ -46,6 +47,7 @@ app.command("tune")(tune_command.tune)
 app.command("extract-lora")(extract_command.extract_lora)
 app.command("cost")(cost_command.cost)
 app.command("inspect")(inspect_command.inspect)
+app.command("push")(push_command.push)
 app.command("report")(report_command.report)
 app.command("demo")(experiment_command.demo)
 app.add_typer(experiment_command.experiment, name="experiment")

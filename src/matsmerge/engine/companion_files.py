@@ -29,7 +29,7 @@ def write_companions(
     write_paths(prepared, folder)
     name = name.encode(errors="backslashreplace").decode()  # of a folder whose name is no text
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
-    card = make_model_card(prepared, title, _library(folder))
+    card = make_model_card(prepared, title, library_of(folder))
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -44,7 +44,7 @@ def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
                     file.write(model.checkpoint[name].view(-1).view(torch.uint8).numpy().data)
 
 
-def _library(folder: Path) -> str | None:
+def library_of(folder: Path) -> str | None:
     """The library that loads a folder, by its configuration files."""
     files = {"config.json": "transformers", "adapter_config.json": "peft"}
     return next((name for file, name in files.items() if (folder / file).exists()), None)
