@@ -1,6 +1,9 @@
 """Everything that a merge reads and writes, in a store that is not a disk."""
 
+import http.server
 import json
+import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from faulty_store import FaultyStore, failing
+from tiny_models import bert_config, make_tokenizer, save, write_rows
+from transformers import BertForSequenceClassification
 
 import matsmerge
 from matsmerge import CheckpointError, OutputError, ResourceError
+from matsmerge.checkpoints import safetensors_header
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.files import remote_file, whole_outputs
 from matsmerge.files.remote_names import mirror_path
@@ -239,3 +245,69 @@ def test_a_pickled_model_comes_whole(store: FaultyStore, tmp_path: Path) -> None
         store.put(f"/bucket/{name}/pytorch_model.bin", (tmp_path / f"{name}.bin").read_bytes())
     local = matsmerge.merge([tmp_path / "a.bin", tmp_path / "b.bin"])
     assert torch.equal(matsmerge.merge(URLS)["w"], local["w"])
+
+
+def test_collecting_from_a_store(store: FaultyStore, mats: Mats, tmp_path: Path) -> None:
+    model = BertForSequenceClassification(bert_config(num_labels=2))
+    put_folder(store, save(model, tmp_path / "model", make_tokenizer()), "model")
+    write_rows(tmp_path / "rows.jsonl", [{"text": t, "label": i % 2} for i, t in enumerate("abcd")])
+    (tmp_path / "task.yaml").write_text("data: rows.jsonl\n")
+    for name in ("rows.jsonl", "task.yaml"):
+        store.put(f"/bucket/tasks/{name}", (tmp_path / name).read_bytes())
+    common = ["--statistics", "gram"]
+    code, _, err = mats("collect", tmp_path / "model", "--task", tmp_path / "task.yaml", *common)
+    assert code == 0, err
+    code, out, err = mats(
+        "collect", "memory://bucket/model", "--task", "memory://bucket/tasks/task.yaml", *common
+    )
+    assert code == 0, err
+    assert "memory://bucket/model/statistics.safetensors" in "".join(out.split())
+    made = matsmerge.open_statistics("memory://bucket/model/statistics.safetensors")
+    local = matsmerge.open_statistics(tmp_path / "model" / "statistics.safetensors")
+    assert made.header.model == local.header.model
+    assert all(torch.equal(made.arrays[n], local.arrays[n]) for n in local.arrays.specs)
+
+
+class _Ranges(http.server.BaseHTTPRequestHandler):
+    """A web server with one file, which it sends by ranges if `whole` is not asked for."""
+
+    content = b""
+
+    def do_GET(self) -> None:
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        start, stop = (int(found[1]), int(found[2]) + 1) if found else (0, len(self.content))
+        if "none" in self.path:
+            self.send_error(404)
+            return
+        if "whole" in self.path:
+            start, stop = 0, len(self.content)
+        part = self.content[start:stop]
+        self.send_response(206 if found else 200)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("ETag", '"1"')
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(part)
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_file_of_a_web_server(models: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp", reason="pip install 'matsmerge[remote]'")
+    monkeypatch.setattr(_Ranges, "content", (models[0] / "model.safetensors").read_bytes())
+    monkeypatch.setattr(safetensors_header, "_FETCHED_BYTES", 64)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Ranges) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        found = matsmerge.open_checkpoint(f"{address}/model.safetensors")
+        assert found.label == f"{address}/model.safetensors"
+        local = matsmerge.open_checkpoint(models[0])
+        assert all(torch.equal(found[name], local[name]) for name in local.specs)
+        with pytest.raises(CheckpointError, match="no such file or folder in that store"):
+            matsmerge.open_checkpoint(f"{address}/none.safetensors")
+        with pytest.raises(CheckpointError, match=r"whole.safetensors: .* sends whole files only"):
+            matsmerge.open_checkpoint(f"{address}/whole.safetensors")
+        server.shutdown()

@@ -119,7 +119,8 @@ def has_metadata(path: Path, key: str) -> bool:
 
 def _read(path: Path) -> tuple[bytes, int]:
     """The bytes of a header, and the size of its file."""
-    remote = remote_file(path)
+    with reading(path, CheckpointError):
+        remote = remote_file(path)
     with reading(path, CheckpointError), _opened(path, remote) as file:
         size = remote.state.size if remote else os.fstat(file.fileno()).st_size
         prefix = file.read(8)

@@ -50,7 +50,8 @@ def fetch_path(path: Path, *, whole: bool = False) -> Path:
 
 def remote_file(path: Path) -> RemoteFile | None:
     """The remote file that a stand-in is for; None for a file whose bytes are here."""
-    url, state = url_of(path), _noted(path)
+    url = url_of(path)
+    state = None if url is None else _noted(path)
     if url is None or state is None or path.stat().st_size == state.size:
         return None
     return RemoteFile(url, state)

@@ -119,5 +119,5 @@ def _state(info: Mapping[str, Any]) -> RemoteState:
 
 def _reason(error: Exception) -> str:
     """The first line of a foreign error, without queries of URLs, which may be signatures."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return re.sub(r"\?[^\s'\")]*", "?…", str(text).strip().splitlines()[0])[:200]
+    text = str(getattr(error, "strerror", None) or error).strip() or type(error).__name__
+    return re.sub(r"\?[^\s'\")]*", "?…", text.splitlines()[0])[:200]

@@ -7,7 +7,7 @@ last, and of an output that is replaced it goes first. A journal notes what has 
 upload that is continued.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -42,10 +42,13 @@ def upload_folder(folder: Path, target: Path, journal: Path, progress: Progress)
     """Store a folder in place of what is there; hidden files are private and stay here."""
     found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     names = [str(path) for path in found if not any(p.startswith(".") for p in path.parts)]
-    arrived = _arrived(folder, _url(target), journal)
-    notes = JournalFile(journal)
-    if not journal.exists():
-        notes.note({"target": _url(target)})
+    entries, num_bytes = read_journal_lines(journal)
+    if entries:
+        notes = JournalFile.resume(journal, num_bytes)
+    else:
+        notes = JournalFile.begin(journal, {"target": _url(target)})
+    noted = {entry["name"]: entry["as"] for entry in entries if "name" in entry}
+    arrived = _arrived(folder, _url(target), noted)
     sizes = {name: (folder / name).stat().st_size for name in names}
     done = sum(sizes[name] for name in arrived)
     progress.stage("uploading", sum(sizes.values()), done=done)
@@ -85,10 +88,8 @@ def _put_all(
         raise failures[0]
 
 
-def _arrived(folder: Path, url: str, journal: Path) -> set[str]:
+def _arrived(folder: Path, url: str, noted: Mapping[str, object]) -> set[str]:
     """The files that an earlier run has stored; all others that are there are removed."""
-    entries, _ = read_journal_lines(journal)
-    noted = {entry["name"]: entry["as"] for entry in entries if "name" in entry}
     there = look(url)
     stored = there if isinstance(there, dict) else {}
     arrived = {
