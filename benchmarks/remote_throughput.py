@@ -44,7 +44,7 @@ def make_models(folder: Path, num_models: int, num_bytes: int) -> list[Path]:
         made[-1].mkdir()
         generator = torch.Generator().manual_seed(m)
         values = torch.randn(num_bytes // num_shards // 8, generator=generator).bfloat16()
-        weight_map = {}
+        weight_map: dict[str, str] = {}
         for i, name in enumerate(names):
             state = {f"layers.{4 * i + k}.w": values.roll(4 * i + k) for k in range(4)}
             save_file(state, made[-1] / name)

@@ -93,7 +93,7 @@ def test_faults_on_the_way_change_nothing(
     models: list[Path], store: FaultyStore, tmp_path: Path
 ) -> None:
     local = matsmerge.merge(models, out=tmp_path / "out").folder
-    faults = [OSError("500"), ConnectionResetError("reset"), b"short"]
+    faults: list[Exception | bytes] = [OSError("500"), ConnectionResetError("reset"), b"short"]
     met: list[tuple[str, str]] = []
 
     def fault(operation: str, path: str) -> bytes | None:

@@ -167,7 +167,8 @@ def test_a_killed_upload_shows_no_model_and_is_continued(
     models: list[Path], proxy: Proxy, store: Any, tmp_path: Path
 ) -> None:
     local = matsmerge.merge(models, out=tmp_path / "out").folder
-    is_there, may_go_on = [], []
+    is_there: list[str] = []
+    may_go_on: list[bool] = []
 
     def fault(method: str, path: str, _: str) -> str | None:
         if method in ("PUT", "POST") and "out/model.safetensors" in path and not may_go_on:

@@ -72,13 +72,11 @@ def push(
 def check_repo(repo: str) -> "HfApi":
     """Refuse a name that cannot be pushed to, or a user who is not logged in; the hub's client."""
     from huggingface_hub import HfApi
-    from huggingface_hub.utils import validate_repo_id
 
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise OutputError(f"{repo}: expected the name of a repository, such as owner/name")
     api = HfApi()
     with _refusals(repo):
-        validate_repo_id(repo)
-        if "/" not in repo:
-            raise OutputError(f"{repo}: expected a name such as owner/name")
         api.whoami()
     return api
 
