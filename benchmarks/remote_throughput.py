@@ -92,6 +92,9 @@ def main() -> None:
         os.environ["MATSMERGE_CACHE"] = str(folder / "cache")
         import s3fs
 
+        import matsmerge
+
+        assert matsmerge.merge  # imported before time is taken
         patient = {"connect_timeout": 300, "read_timeout": 300}
         store = s3fs.S3FileSystem(config_kwargs=patient)
         store.mkdir("bucket")
