@@ -4,16 +4,18 @@ import os
 import random
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from faulty_store import FaultyStore, use_faulty_store
 from hypothesis import settings
 from safetensors.torch import save_file
 from torch import Tensor
 
 from matsmerge.cli import main
+from matsmerge.files import remote_store
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Of a job in the background Ctrl-C may be ignored, and so it would be by all that tests start.
@@ -84,6 +86,15 @@ def mats(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, st
         return code, output.out, output.err
 
     return run
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+    """An empty store behind `memory://`, and an empty cache; requests are repeated at once."""
+    monkeypatch.setenv("MATSMERGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(remote_store, "_DELAYS", (0.0, 0.0))
+    yield use_faulty_store()
+    FaultyStore.reset()
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def test_importing_is_light() -> None:
     code = (
         "import sys, matsmerge; matsmerge.merge, matsmerge.collect; "
         "heavy = ['transformers', 'peft', 'ray', 'plotly', 'datasets', 'accelerate', 'typer', "
-        "'huggingface_hub']; print([m for m in heavy if m in sys.modules])"
+        "'huggingface_hub', 'fsspec', 's3fs']; print([m for m in heavy if m in sys.modules])"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

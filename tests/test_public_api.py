@@ -21,7 +21,7 @@ def test_names() -> None:
         "Finding", "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError",
         "PlannedMerge", "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
         "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
-        "open_checkpoint", "open_statistics", "plan", "read_recipe",
+        "open_checkpoint", "open_statistics", "plan", "push", "read_recipe",
     ]  # fmt: skip
     assert dir(matsmerge) == matsmerge.__all__
     for name in matsmerge.__all__:
@@ -60,6 +60,12 @@ def test_merge_signature() -> None:
     assert list(inspect.signature(matsmerge.extract_lora).parameters) == [
         "model", "base", "rank", "modules", "keep_rest", "dtype", "out", "executor", "progress",
         "overwrite",
+    ]  # fmt: skip
+
+
+def test_push_signature() -> None:
+    assert list(inspect.signature(matsmerge.push).parameters) == [
+        "source", "repo", "statistics", "public",
     ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
     from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.engine.executor import Executor, SerialExecutor
+    from matsmerge.engine.hub_push import push
     from matsmerge.engine.local_executor import LocalExecutor
     from matsmerge.engine.merged import Merged
     from matsmerge.errors import (
@@ -51,6 +52,7 @@ _HOMES = {
     "open_checkpoint": "matsmerge.checkpoints.source",
     "open_statistics": "matsmerge.statistics.statistics_file",
     "plan": "matsmerge.api",
+    "push": "matsmerge.engine.hub_push",
     "read_recipe": "matsmerge.recipes.recipe_file",
 }
 
@@ -84,6 +86,7 @@ __all__ = [
     "open_checkpoint",
     "open_statistics",
     "plan",
+    "push",
     "read_recipe",
 ]
 

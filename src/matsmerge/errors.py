@@ -19,12 +19,15 @@ import errno
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from matsmerge.files.remote_names import with_urls
+
 
 class MatsError(Exception):
     """A problem the user can solve; the command line prints it and exits with 1."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        found = [problems] if isinstance(problems, str) else problems
+        self.problems = [with_urls(problem) for problem in found]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type["MatsError"], tuple[list[str]]]:

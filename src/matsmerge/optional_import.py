@@ -8,6 +8,9 @@ from matsmerge.errors import DataError
 _EXTRAS = {
     **dict.fromkeys(("choreographer", "kaleido", "optuna", "plotly"), "lab"),
     "lm_eval": "lm-eval",
+    **dict.fromkeys(("aiohttp", "fsspec", "s3fs"), "remote"),
+    "gcsfs": "gs",
+    "adlfs": "az",
 }
 
 

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,6 +84,10 @@ class Checkpoint(ABC):
         buffer = Buffer(stop - start, self.specs[name].dtype, device)
         self.read_into(buffer, name, start)
         return buffer.on_device()
+
+    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
+        """Several stretches (name, start, stop), of which nothing around them will be read."""
+        return (self.read(*stretch) for stretch in stretches)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:  # noqa: B027
         """Say that these elements will be read soon."""

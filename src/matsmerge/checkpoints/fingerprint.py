@@ -19,13 +19,21 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     """SHA-256 over names, dtypes, shapes and four stretches of 256 elements of every tensor."""
     checkpoint = checkpoint.origin
     digest = hashlib.sha256()
-    for name, spec in sorted(checkpoint.specs.items()):
+    places = {name: _places(spec.num_elements) for name, spec in sorted(checkpoint.specs.items())}
+    stretches = [(name, *place) for name, found in places.items() for place in found]
+    values = iter(checkpoint.read_stretches(stretches))
+    for name, found in places.items():
+        spec = checkpoint.specs[name]
         digest.update(f"{name}\0{dtype_name(spec.dtype)}\0{spec.shape}\0".encode())
-        if not spec.num_elements:
-            continue
-        last = max(0, spec.num_elements - _STRETCH_ELEMENTS)
-        for start in sorted({last * i // (_NUM_STRETCHES - 1) for i in range(_NUM_STRETCHES)}):
-            stop = min(start + _STRETCH_ELEMENTS, spec.num_elements)
-            stretch = checkpoint.read(name, start, stop).contiguous()
-            digest.update(stretch.view(torch.uint8).numpy().tobytes())
+        for _ in found:
+            digest.update(next(values).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _places(num_elements: int) -> list[tuple[int, int]]:
+    """Where stretches of a tensor begin and end."""
+    if not num_elements:
+        return []
+    last = max(0, num_elements - _STRETCH_ELEMENTS)
+    starts = sorted({last * i // (_NUM_STRETCHES - 1) for i in range(_NUM_STRETCHES)})
+    return [(start, min(start + _STRETCH_ELEMENTS, num_elements)) for start in starts]

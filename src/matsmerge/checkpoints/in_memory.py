@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec, check_dtype, first_line
 from matsmerge.errors import CheckpointError, machine_gave_out
-from matsmerge.files.guarded_files import open_regular
+from matsmerge.files.guarded_files import open_regular, reading
+from matsmerge.files.mirror import fetch_whole
 
 
 class InMemoryCheckpoint(Checkpoint):
@@ -59,6 +60,8 @@ def load_pickled(path: Path) -> dict[str, Tensor]:
 
     Only tensors are ever unpickled: `weights_only=True` refuses everything that could run code.
     """
+    with reading(path, CheckpointError):
+        fetch_whole(path)
     open_regular(path, CheckpointError).close()
     try:
         try:

@@ -6,6 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from matsmerge.checkpoints.source import local_path
+from matsmerge.files.remote_names import is_remote
 
 _SPLIT = re.compile(r"(.+?)( \([^()/]*\))")
 # A path of at least two parts, where a sentence could have one: not '</s>', nor a part of a URL.
@@ -13,7 +14,7 @@ _PATH = re.compile(r"(?<![^\s'\"(])(?:~|\.{1,2})?/[^\s,;:'\"()/]+/[^\s,;:'\"()]*
 
 
 def public_name(source: str) -> str:
-    """A hub id as it is; of a local path only its last part, for nobody needs the rest.
+    """A hub id as it is; of a path or URL only its last part, for nobody needs the rest.
 
     Data may have a split behind its name, `rows.jsonl (train)`, which stays.
     """
@@ -52,6 +53,8 @@ def public_text(text: str, sources: Iterable[str] = ()) -> str:
 
 
 def _is_local(source: str) -> bool:
+    if is_remote(source):
+        return not source.startswith("hf://")
     if PurePath(source).is_absolute() or source.startswith(("./", "../", "~")) or source == "..":
         return True
     try:

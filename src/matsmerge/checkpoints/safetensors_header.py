@@ -6,6 +6,7 @@ towards resident memory and turn a truncated file into a crash) and written in a
 into a file whose header is already there.
 """
 
+import io
 import json
 import math
 import os
@@ -13,7 +14,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
@@ -29,6 +30,8 @@ from matsmerge.files.guarded_files import (
     quoted,
     reading,
 )
+from matsmerge.files.mirror import remote_file
+from matsmerge.files.remote_file import RemoteFile
 
 _READABLE = {**DTYPES, **QUANTIZED_DTYPES}
 _CODES = {dtype: code for code, dtype in _READABLE.items()}
@@ -39,6 +42,7 @@ _MAX_VALUES = 12 * MAX_TENSORS  # in a header's JSON; each may take a hundred by
 # must not overflow for the widest dtype.
 _MAX_ELEMENTS = (2**63 - 1) // 8
 _MAX_DIMENSIONS = 64  # numpy's limit
+_FETCHED_BYTES = 32_768  # of a remote file, with the first request
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,10 @@ def has_metadata(path: Path, key: str) -> bool:
 
 def _read(path: Path) -> tuple[bytes, int]:
     """The bytes of a header, and the size of its file."""
-    with reading(path, CheckpointError), open_regular(path, CheckpointError) as file:
-        size = os.fstat(file.fileno()).st_size
+    with reading(path, CheckpointError):
+        remote = remote_file(path)
+    with reading(path, CheckpointError), _opened(path, remote) as file:
+        size = remote.state.size if remote else os.fstat(file.fileno()).st_size
         prefix = file.read(8)
         if len(prefix) < 8:
             raise CheckpointError(f"{path}: truncated, only {size} bytes")
@@ -128,7 +134,16 @@ def _read(path: Path) -> tuple[bytes, int]:
                 f"{path}: not a safetensors file or truncated "
                 f"(header of {length} bytes in a file of {size}); download or save it again"
             )
+        if remote and 8 + length > _FETCHED_BYTES:
+            return remote.read(8, 8 + length), size
         return file.read(length), size
+
+
+def _opened(path: Path, remote: RemoteFile | None) -> IO[bytes]:
+    """The file; of a remote one its beginning, which most headers fit into."""
+    if remote is None:
+        return open_regular(path, CheckpointError)
+    return io.BytesIO(remote.read(0, min(_FETCHED_BYTES, remote.state.size)))
 
 
 def too_many_tensors(path: Path) -> str:

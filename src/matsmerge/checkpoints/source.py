@@ -15,6 +15,8 @@ from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import local_path as local_path
 from matsmerge.files.guarded_files import parse_as, quoted, read_json, reading
+from matsmerge.files.mirror import fetch_path
+from matsmerge.files.remote_names import url_of
 from matsmerge.problems import shortened
 
 Source = str | Path | Mapping[str, Tensor] | nn.Module | Checkpoint
@@ -42,16 +44,19 @@ _MAX_NAME_BYTES = 255  # what file systems allow
 def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     """Open a checkpoint; only headers are read (and a hub id is downloaded).
 
-    A string is a path if it exists, else a hub id with an optional `@revision`.
+    A string is a URL, a path if it exists, or else a hub id with an optional `@revision`.
     """
     if isinstance(source, Checkpoint):
         return source
     if isinstance(source, (Mapping, nn.Module)):
         return decode(InMemoryCheckpoint(label or type(source).__name__, source))
-    label = label or str(source)
     path = local_path(source)
+    url = url_of(path)
+    label = label or url or str(source)
     with reading(label, CheckpointError):
-        exists = path.exists()
+        exists = fetch_path(path).exists()
+    if not exists and url is not None:
+        raise CheckpointError(f"{label}: no such file or folder in that store")
     if not exists:
         name, _, revision = str(source).partition("@")
         if not _HUB_ID.fullmatch(name):

@@ -1,25 +1,35 @@
 """Checkpoints in safetensors files: one file, or the shards of one model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.safetensors_header import MAX_TENSORS, read_header, too_many_tensors
 from matsmerge.errors import CheckpointError, ResourceError
+from matsmerge.files.mirror import remote_file
 from matsmerge.files.open_files import OpenFiles
+from matsmerge.files.remote_file import RemoteFile, fetching
 from matsmerge.problems import noted
 
 
 class StoredCheckpoint(Checkpoint):
-    """Tensors in safetensors files, read with `pread`; a pickled copy opens them for itself."""
+    """Tensors in safetensors files, read with `pread`, or by ranges where a file is remote.
+
+    A pickled copy opens them for itself.
+    """
 
     def __init__(self, label: str, paths: Sequence[Path], folder: Path | None) -> None:
         self.label = label
         self.folder = folder
         specs: dict[str, TensorSpec] = {}
         self._where: dict[str, tuple[Path, int]] = {}
+        self._remote: dict[Path, RemoteFile] = {}
         files = []
         metadata: dict[str, str] = {}
         problems: list[str] = []
@@ -28,6 +38,8 @@ class StoredCheckpoint(Checkpoint):
             with noted(problems, CheckpointError):
                 files.append(look_at(path))  # before it is read: a later change is then noticed
                 header = read_header(path)
+                if remote := remote_file(path):
+                    self._remote[path] = remote
                 num_tensors += len(header.specs)
                 if num_tensors > MAX_TENSORS:
                     problems.append(too_many_tensors(path))
@@ -53,13 +65,11 @@ class StoredCheckpoint(Checkpoint):
         offset += start * self.specs[name].dtype.itemsize
         view = buffer.bytes
         while len(view):
-            try:
+            with _still_read(path):
+                if remote := self._remote.get(path):
+                    remote.read_into(view, offset)
+                    return
                 count = os.preadv(self._open.descriptor(path), [view], offset)
-            except OSError as error:
-                raise ResourceError(
-                    f"{path}: cannot be read any more ({error.strerror}); what was done is kept, "
-                    "continue with --resume"
-                ) from error
             if count == 0:
                 raise CheckpointError(
                     f"{path}: ended while reading tensor '{name}'; it was cut since it was opened"
@@ -67,14 +77,43 @@ class StoredCheckpoint(Checkpoint):
             view = view[count:]
             offset += count
 
+    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
+        if not self._remote:
+            return super().read_stretches(stretches)
+        return fetching().map(self._read_alone, stretches)
+
+    def _read_alone(self, stretch: tuple[str, int, int]) -> Tensor:
+        """A stretch without the block that it lies in, if that is remote."""
+        name, start, stop = stretch
+        remote = self._remote.get(self._where[name][0])
+        if remote is None:
+            return self.read(*stretch)
+        with _still_read(self._where[name][0]):
+            content = remote.read(*self._span(name, start, stop))
+        return torch.frombuffer(bytearray(content), dtype=self.specs[name].dtype)
+
     def prefetch(self, name: str, start: int, stop: int) -> None:
-        if not hasattr(os, "posix_fadvise"):
-            return
-        size = self.specs[name].dtype.itemsize
-        path, offset = self._where[name]
-        os.posix_fadvise(
-            self._open.descriptor(path),
-            offset + start * size,
-            (stop - start) * size,
-            os.POSIX_FADV_WILLNEED,
-        )
+        path = self._where[name][0]
+        begin, end = self._span(name, start, stop)
+        if remote := self._remote.get(path):
+            remote.prefetch(begin, end)
+        elif hasattr(os, "posix_fadvise"):
+            file = self._open.descriptor(path)
+            os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
+
+    def _span(self, name: str, start: int, stop: int) -> tuple[int, int]:
+        """The bytes of a stretch in its file."""
+        offset, size = self._where[name][1], self.specs[name].dtype.itemsize
+        return offset + start * size, offset + stop * size
+
+
+@contextmanager
+def _still_read(path: Path) -> Iterator[None]:
+    """Say of a file that was opened, and now cannot be read, how to go on."""
+    try:
+        yield
+    except OSError as error:
+        raise ResourceError(
+            f"{path}: cannot be read any more ({error.strerror}); what was done is kept, continue "
+            "with --resume"
+        ) from error

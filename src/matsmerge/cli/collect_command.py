@@ -10,7 +10,7 @@ from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
 from matsmerge.cli.needs_display import describe_needs, show_needs
 from matsmerge.cli.shared_options import Batches, Resuming, parse_pairs
-from matsmerge.errors import DataError, RecipeError, closest
+from matsmerge.errors import CheckpointError, DataError, RecipeError, closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 
 if TYPE_CHECKING:
@@ -258,15 +258,20 @@ def _check_limits(models: list[str], loading: Loading) -> None:
 def _targets(given: Models) -> list[Path]:
     """Where to write the statistics of each model."""
     from matsmerge.checkpoints.source import local_path
+    from matsmerge.files.guarded_files import reading
+    from matsmerge.files.mirror import fetch_path
     from matsmerge.statistics.statistics_file import BESIDE
 
     models, out = given.models, given.out
     if not out:
         folders = [local_path(model) for model in models]
+        for folder in folders:
+            with reading(folder, CheckpointError):
+                fetch_path(folder)
         elsewhere = [str(f) for f in folders if not f.is_dir()]
         if elsewhere:
             raise RecipeError(
-                [f"{name}: is no local folder; say where to write with --out" for name in elsewhere]
+                [f"{name}: is no folder; say where to write with --out" for name in elsewhere]
             )
         return [folder / BESIDE for folder in folders]
     if len(out) != len(models):

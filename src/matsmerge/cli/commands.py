@@ -75,6 +75,11 @@ COMMANDS = {
         "inspect",
         "Show what is in a checkpoint or a file of statistics, or how two checkpoints differ.",
     ),
+    "push": Command(
+        "matsmerge.cli.push_command",
+        "push",
+        "Publish a model or statistics on the Hugging Face hub.",
+    ),
     "report": Command(
         f"{_LAB}.report_command",
         "report",

@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from matsmerge.cli.field_options import RUNNING, Options, option
+from matsmerge.files.remote_names import with_urls
 from matsmerge.progress import BYTES, Progress
 
 # What users name is printed as it is: `:100:` is no emoji, and `[red]` no colour.
@@ -125,7 +126,7 @@ class Screen(Options):
     def say(self, *lines: str, style: str | None = None) -> None:
         if self.shows_result:
             for line in lines:
-                stdout.print(line, soft_wrap=True, style=style)
+                stdout.print(with_urls(line), soft_wrap=True, style=style)
 
     def table(
         self,
@@ -168,7 +169,7 @@ class JsonScreen(Screen):
     def result(self, content: object) -> None:
         """Print the result, if it is wanted as JSON."""
         if self.as_json:
-            print(json.dumps(content, indent=2))
+            print(with_urls(json.dumps(content, indent=2)))
 
 
 def show_problems(problems: Sequence[str]) -> None:

@@ -77,6 +77,7 @@ def merge(
     else:
         recipes, notes = [_from_options(parts, method, changes)], []
     import matsmerge
+    from matsmerge.engine.hub_push import check_repo
     from matsmerge.engine.machine import keep_freed_memory
     from matsmerge.engine.output_folder import check_target
 
@@ -89,6 +90,8 @@ def merge(
         raise RecipeError("say where to write the merged model with --out, or use --dry-run")
     if out is not None:
         check_target(out, overwrite=running.overwrite, resume=running.resume)
+    if files.push is not None:
+        check_repo(files.push)
     if solving.trace is not None:
         check_file(solving.trace, overwrite=running.overwrite)
 
@@ -119,6 +122,9 @@ def merge(
     show_solutions(merged, screen)
     show_energies(merged.report.get("lora", {}), screen)
     screen.say(f"{len(planned.recipe.models)} models merged into {out}")
+    if files.push is not None:
+        matsmerge.push(out, files.push, public=files.public)
+        screen.say(f"{out} is on the hub as {files.push}")
 
 
 def _parse_list(text: str | None) -> list[int]:

@@ -14,7 +14,7 @@ class General(Options):
     """A recipe file (YAML), ours or mergekit's."""
 
     out: Path | None = option(short="-o")
-    """Folder to write the merged model to."""
+    """Folder to write the merged model to, here or in a store (s3://BUCKET/NAME)."""
 
     heads: list[str] = option([], metavar="PATTERN")
     """Pattern of parameters that belong to one task alone, e.g. 'classifier.*': kept per model in
@@ -41,7 +41,7 @@ class WithoutFile(Options):
     panel = "Without a recipe file"
 
     model: list[str] = option([], metavar="MODEL")
-    """A model: file, folder, or hub id with an optional @revision. Repeat for each."""
+    """A model: file, folder, URL, or hub id with an optional @revision. Repeat for each."""
 
     base: str | None = option(metavar="MODEL")
     """The model they were fine-tuned from."""
@@ -93,6 +93,12 @@ class OutputFiles(Options):
     intermediates: Path | None = option(metavar="FOLDER")
     """Of a recipe of several documents: folder to keep the other results in. Default: they are
     deleted at the end."""
+
+    push: str | None = option(metavar="OWNER/NAME")
+    """Publish the merged model on the hub when it is complete; private, unless --public."""
+
+    public: bool = False
+    """Let everyone see what is pushed."""
 
 
 class Adapters(Options):

@@ -20,6 +20,7 @@ from matsmerge.data.datasets_library import (
 from matsmerge.data.image_files import IMAGE_SUFFIXES, contained_file, read_image_folder
 from matsmerge.data.text_rows import TEXT_FORMATS
 from matsmerge.errors import DataError
+from matsmerge.files.mirror import fetch_path
 
 _HUB_NAME = re.compile(
     r"(?P<name>[\w.-]+/[\w.-]+)(:(?P<config>[\w.-]+))?(@(?P<revision>[\w./-]+))?"
@@ -58,6 +59,7 @@ def read_data(source: str | Path, *, split: str | None = None) -> Data:
     path = local_path(source)
     name = str(source)
     try:
+        fetch_path(path, whole=True)
         is_file, is_folder, is_there = path.is_file(), path.is_dir(), path.exists()
     except (OSError, ValueError) as error:  # also names that cannot be those of files
         reason = getattr(error, "strerror", None) or error

@@ -31,7 +31,7 @@ def write_companions(
     write_paths(prepared, folder)
     name = name.encode(errors="backslashreplace").decode()  # of a folder whose name is no text
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
-    card = make_model_card(prepared, title, *_loader(folder))
+    card = make_model_card(prepared, title, *loader_of(folder))
     (folder / "README.md").write_text(card, encoding="utf-8")
     config_for_mergekit = make_mergekit_config(prepared.recipe)
     if config_for_mergekit is not None and config is None:
@@ -49,7 +49,7 @@ def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
                     file.write(model.checkpoint[name].view(-1).view(torch.uint8).numpy().data)
 
 
-def _loader(folder: Path) -> tuple[str | None, str | None]:
+def loader_of(folder: Path) -> tuple[str | None, str | None]:
     """The library that loads a folder, and what of it, by its configuration files."""
     if (folder / CONFIG).exists():
         return "peft", "AutoPeftModel"

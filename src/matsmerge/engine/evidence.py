@@ -12,6 +12,8 @@ from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.engine.executor import Executor, Piece, map_pieces
 from matsmerge.engine.worker import is_finite
 from matsmerge.errors import StatisticsError
+from matsmerge.files.guarded_files import reading
+from matsmerge.files.mirror import fetch_path
 from matsmerge.linalg.rounding import may_be_second_moment
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.methods.method import Method
@@ -86,7 +88,8 @@ def find_beside(model: Checkpoint) -> Path | None:
     if place is None:
         return None
     path = (place if place.is_dir() else place.parent) / BESIDE
-    return path if path.exists() else None
+    with reading(path, StatisticsError):
+        return path if fetch_path(path).exists() else None
 
 
 def _lacking(statistics: Statistics, kinds: Sequence[str], held_out: bool) -> Iterator[str]:

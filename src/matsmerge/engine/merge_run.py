@@ -115,7 +115,7 @@ def merge_to_folder(
         input_files.check(executor, progress)
         if options.trace is not None:
             write_trace(options.trace, manifest)
-        output.finish(json.dumps(manifest, indent=1) + "\n")
+        output.finish(json.dumps(manifest, indent=1) + "\n", progress)
     except BaseException as error:
         is_wrong = isinstance(error, MatsError) and not isinstance(error, ResourceError)
         output.discard() if is_wrong else output.close()

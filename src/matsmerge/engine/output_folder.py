@@ -34,6 +34,7 @@ from matsmerge.errors import MatsError, OutputError
 from matsmerge.files.journal_file import JournalFile
 from matsmerge.files.output_place import check_folder, check_room
 from matsmerge.files.whole_outputs import StagedFolder, staging_path, writing
+from matsmerge.progress import Progress
 
 MANIFEST = "merge.json"
 _JOURNAL = "journal.jsonl"
@@ -154,14 +155,14 @@ class OutputFolder:
             for shard in self.layout.shards:
                 yield files, shard
 
-    def finish(self, manifest: str) -> None:
+    def finish(self, manifest: str, progress: Progress) -> None:
         """Write the manifest, and let the output appear under its name."""
         self._start_sync().result()
         for files in self.shards.values():
             for name, text in self.layout.index.items():
                 (files.folder / name).write_text(text)
         (self.path / MANIFEST).write_text(manifest)
-        self._staged.put_in_place()
+        self._staged.put_in_place(progress)
         self._close(tidy=True)
 
     def discard(self) -> None:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pydantic_core import ErrorDetails
 
 from matsmerge.errors import MatsError
+from matsmerge.files.remote_names import is_remote, mirror_path
 from matsmerge.problems import shortened
 
 _MAX_BYTES = 64 * 2**20
@@ -45,7 +46,9 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]  # how many there are of something
 
 
 def local_path(source: str | Path) -> Path:
-    """A path with `~` replaced, where that names a user."""
+    """A path with `~` replaced, where that names a user; of a URL the path that stands for it."""
+    if is_remote(source):
+        return mirror_path(source)
     try:
         return Path(source).expanduser()
     except RuntimeError:

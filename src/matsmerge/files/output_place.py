@@ -10,7 +10,10 @@ from typing import Concatenate, ParamSpec
 
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.errors import OutputError
-from matsmerge.files.whole_outputs import is_interrupted
+from matsmerge.files.mirror import fetch_path
+from matsmerge.files.remote_names import url_of
+from matsmerge.files.upload import UPLOADS
+from matsmerge.files.whole_outputs import is_interrupted, staging_path
 
 # What is put around a name at most while its file or folder is written: `.NAME.partial`, say.
 _AFFIX_BYTES = 32
@@ -27,7 +30,10 @@ def _raising(
     @wraps(find)
     def check(target: Path, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
-            problems = _name_problems(target) or list(find(target, *args, **kwargs))
+            problems = _name_problems(target) or [
+                *_store_problems(target),
+                *find(fetch_path(target), *args, **kwargs),
+            ]
         except (OSError, RuntimeError) as error:  # links in a circle are a RuntimeError
             reason = getattr(error, "strerror", None) or error
             problems = [f"{target}: cannot be written to ({reason}); choose another --out"]
@@ -60,7 +66,8 @@ def check_folder(
         if place.is_relative_to(used.resolve()) or used.resolve().is_relative_to(place):
             yield f"{target}: overlaps with the input {label}; choose another --out"
             return
-    if not is_vacant(target):
+    is_half_there = (staging_path(target) / UPLOADS).exists()
+    if not is_vacant(target) and not is_half_there:
         if not is_ours(target):
             yield f"{target}: exists and holds no {work} of ours; choose another --out"
         elif not (overwrite or (resume and is_finished(target))):
@@ -120,6 +127,11 @@ def _parent_problems(target: Path) -> Iterator[str]:
 def _nearest(target: Path) -> Path:
     """The nearest folder above that exists; those in between are made with the output."""
     return next(p for p in target.resolve().parents if p.exists())
+
+
+def _store_problems(target: Path) -> Iterator[str]:
+    if (url_of(target) or "").startswith("http"):
+        yield f"{target}: can be read and not written to; choose another --out"
 
 
 def _name_problems(target: Path) -> list[str]:

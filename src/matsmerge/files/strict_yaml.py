@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from matsmerge.errors import MatsError
-from matsmerge.files.guarded_files import check_unicode, quoted, read_text
+from matsmerge.files.guarded_files import check_unicode, quoted, read_text, reading
+from matsmerge.files.mirror import fetch_path
 
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"  # <<: what another mapping has
@@ -119,13 +120,19 @@ _StrictLoader.add_constructor(None, _refuse_tag)  # of all tags that have none
 
 def read_yaml(path: Path, error_type: type[MatsError]) -> Any:
     """Read a YAML (or JSON) file; what is wrong with it is an error of this type."""
-    return parse_yaml(read_text(path, error_type, _MAX_BYTES), str(path), error_type)
+    return parse_yaml(_text_of(path, error_type), str(path), error_type)
 
 
 def read_yaml_documents(path: Path, error_type: type[MatsError]) -> list[Any]:
     """Read a YAML file of one or several documents; empty ones are left out."""
-    found = _parse(read_text(path, error_type, _MAX_BYTES), str(path), error_type, yaml.load_all)
+    found = _parse(_text_of(path, error_type), str(path), error_type, yaml.load_all)
     return [one for one in found if one is not None] or [None]
+
+
+def _text_of(path: Path, error_type: type[MatsError]) -> str:
+    with reading(path, error_type):
+        fetch_path(path)
+    return read_text(path, error_type, _MAX_BYTES)
 
 
 def parse_yaml(text: str, where: str, error_type: type[MatsError]) -> Any:

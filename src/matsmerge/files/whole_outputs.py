@@ -6,7 +6,8 @@ A file is written beside its name and renamed. A folder is made in the hidden fo
     output/    what becomes the folder
     replaced/  what was under the folder's name before, until the new one is there
 
-whatever its maker keeps to continue an interrupted run: a journal, checkpoints.
+whatever its maker keeps to continue an interrupted run: a journal, checkpoints. For an output in a
+remote store this folder is in the mirror, and `output` is uploaded when it is complete.
 """
 
 import contextlib
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import IO
 
 from matsmerge.errors import OutputError
+from matsmerge.files.remote_names import url_of
+from matsmerge.files.upload import UPLOADS, upload_file, upload_folder
+from matsmerge.progress import Progress
 
 _OUTPUT, _REPLACED = "output", "replaced"
 
@@ -48,8 +52,12 @@ class StagedFolder:
             if left_over.name not in keep:
                 remove(left_over)
 
-    def put_in_place(self) -> None:
-        """Let the output appear under its name, once all of it has reached the disk."""
+    def put_in_place(self, progress: Progress | None = None) -> None:
+        """Let the output appear under its name, once all of it has reached the disk or store."""
+        if url_of(self.target):
+            upload_folder(self.output, self.target, self.path / UPLOADS, progress or Progress())
+            shutil.rmtree(self.output)
+            return
         for path in (*self.output.rglob("*"), self.output):
             sync(path)
         put_in_place(self.output, self.target, self.path / _REPLACED)
@@ -127,8 +135,11 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         with temporary.open("wb") as file:
             yield file
         sync(temporary)
-        temporary.replace(path)
-        sync(path.parent)
+        if url_of(path):
+            upload_file(temporary, path)
+        else:
+            temporary.replace(path)
+            sync(path.parent)
     finally:  # also when interrupted
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)

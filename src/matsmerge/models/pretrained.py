@@ -15,7 +15,8 @@ from torch import nn
 from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint, dtype_name, first_line
 from matsmerge.data.row_problems import library_errors, refuse
 from matsmerge.errors import DataError
-from matsmerge.files.guarded_files import Content, Count, read_json_as
+from matsmerge.files.guarded_files import Content, Count, read_json_as, reading
+from matsmerge.files.mirror import fetch_whole
 from matsmerge.optional_import import import_optional
 from matsmerge.problems import listed
 
@@ -131,6 +132,9 @@ def load_pretrained(
     version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
     options = {"dtype" if version >= (4, 56) else "torch_dtype": dtype, "device_map": device_map}
     label = checkpoint.label
+    for file in checkpoint.files:  # transformers reads them by itself
+        with reading(label, DataError):
+            fetch_whole(file.path)
     with library_errors(f"{label}: transformers cannot load it"), quiet():
         model, info = loading_class.from_pretrained(
             str(checkpoint.folder),

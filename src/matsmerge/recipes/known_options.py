@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from matsmerge.errors import RecipeError, closest
+from matsmerge.files.guarded_files import local_path
 from matsmerge.files.strict_yaml import read_yaml_documents
 
 FILE = Path(__file__).with_suffix(".json")
@@ -59,8 +60,9 @@ def describe_options() -> dict[str, Any]:
     }
 
 
-def read_written(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+def read_written(path: str | Path) -> list[tuple[str, Mapping[str, Any]]]:
     """The documents of a recipe file before they are checked, each with what errors begin with."""
+    path = local_path(path)
     if path.is_dir():
         raise RecipeError(f"{path}: is a folder, not a recipe; models are given with --model")
     documents = read_yaml_documents(path, RecipeError)
@@ -73,7 +75,7 @@ def read_written(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def check_names(path: Path) -> None:
+def check_names(path: str | Path) -> None:
     """Refuse a recipe file that is no YAML, or has keys or a method that there are not."""
     RecipeError.raise_all(
         where + problem

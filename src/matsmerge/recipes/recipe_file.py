@@ -11,7 +11,7 @@ from matsmerge.recipes.mergekit import from_mergekit
 from matsmerge.recipes.recipe import Recipe, make_recipe
 
 
-def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
+def read_recipe(path: str | Path) -> tuple[Recipe, list[str]]:
     """Read a file with one recipe, ours or mergekit's; with notes on what a translation decided."""
     (*others, recipe), notes = read_recipes(path)
     if others:
@@ -22,7 +22,7 @@ def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
     return recipe, notes
 
 
-def read_recipes(path: Path) -> tuple[list[Recipe], list[str]]:
+def read_recipes(path: str | Path) -> tuple[list[Recipe], list[str]]:
     """Read all recipes of a file, in an order in which each comes after those it uses.
 
     The last is the file's own result: the one without a name, or the last in the file. Beside

@@ -15,7 +15,8 @@ from matsmerge.checkpoints.safetensors_header import encode_header, has_metadata
 from matsmerge.checkpoints.source import local_path
 from matsmerge.checkpoints.stored import StoredCheckpoint
 from matsmerge.errors import CheckpointError, RecipeError, StatisticsError
-from matsmerge.files.guarded_files import parse_as, parse_json
+from matsmerge.files.guarded_files import parse_as, parse_json, reading
+from matsmerge.files.mirror import fetch_path
 from matsmerge.files.whole_outputs import whole_file, writing
 from matsmerge.linalg.triangle import is_triangle
 from matsmerge.statistics.kinds import KINDS, kind_of
@@ -45,8 +46,9 @@ def parse_dtype(name: str, form: Form = "full") -> torch.dtype:
 def is_statistics_file(path: str | Path) -> bool:
     """Is this a file of statistics rather than a checkpoint?"""
     file = local_path(path)
-    if file.suffix != ".safetensors" or not file.is_file():
-        return False
+    with reading(path, CheckpointError):
+        if file.suffix != ".safetensors" or not fetch_path(file).is_file():
+            return False
     with contextlib.suppress(CheckpointError):
         return has_metadata(file, _METADATA_KEY)
     return False
@@ -55,6 +57,8 @@ def is_statistics_file(path: str | Path) -> bool:
 def open_statistics(path: str | Path) -> Statistics:
     """Read and check a header; arrays are read when they are asked for."""
     file = local_path(path)
+    with reading(path, StatisticsError):
+        fetch_path(file)
     if not file.is_file():
         what = "no file of statistics" if file.exists() else "no such file"
         raise StatisticsError(f"{path}: {what}; `mats collect` writes one, NAME.safetensors")

@@ -13,8 +13,11 @@ from pydantic import (
     model_validator,
 )
 
+from matsmerge.checkpoints.source import local_path
 from matsmerge.data.template import Wording, Wordings
 from matsmerge.errors import DataError, closest
+from matsmerge.files.guarded_files import reading
+from matsmerge.files.mirror import fetch_path
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.limits import MOST_AT_ONCE, NUM_SEEDS
 from matsmerge.problems import problems_of
@@ -123,7 +126,7 @@ class TaskFile(BaseModel):
 
 def read_task_file(path: str | Path) -> TaskFile:
     """Read a YAML or JSON file; everything that is wrong with it is one error."""
-    path = Path(path)
+    path = local_path(path)
     content = read_yaml(path, DataError)
     if not isinstance(content, Mapping):
         raise DataError(f"{path}: expected a mapping with keys such as 'task' and 'data'")
@@ -148,7 +151,8 @@ def beside(path: Path, part: M, *names: str) -> M:
             return {key: place(value) for key, value in source.items()}
         if not isinstance(source, str):
             return source
-        other = path.parent / Path(source).expanduser()
+        with reading(path, DataError):
+            other = fetch_path(path.parent / Path(source).expanduser(), whole=True)
         return str(other) if other.exists() else source
 
     found = {name: getattr(part, name) for name in names}

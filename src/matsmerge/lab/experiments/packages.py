@@ -6,7 +6,6 @@ file with another digest is refused. Nothing is installed.
 """
 
 import importlib.util
-import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from typing import Literal
 import yaml
 
 from matsmerge.errors import DataError
+from matsmerge.files.remote_names import cache_root
 from matsmerge.lab.experiments.step import digest
 
 
@@ -43,7 +43,7 @@ _TOOLS = {  # that fetch packages, and where they come from
 
 def cache_folder() -> Path:
     """The folder that archives are kept in."""
-    return Path(os.environ.get("MATSMERGE_CACHE") or "~/.cache/matsmerge").expanduser() / "packages"
+    return cache_root() / "packages"
 
 
 def fetch(name: str) -> Path:
