@@ -26,6 +26,7 @@ from matsmerge.engine.merge_run import RunOptions, merge_in_memory, merge_to_fol
 from matsmerge.engine.merged import Merged
 from matsmerge.engine.output_folder import MANIFEST, check_target
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
+from matsmerge.engine.ray_executor import RayExecutor
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods.method import Method
@@ -58,7 +59,7 @@ class PlannedMerge:
 
     def peak_bytes(self, executor: Executor | None = None) -> int:
         """Memory that the merge takes at most, beyond the interpreter's own, about."""
-        executor = executor or LocalExecutor()
+        executor = executor or self._executor()
         working = self.prepared.plan.peak_bytes(executor.num_workers)
         return min(working, executor.max_bytes) + self._held_bytes
 
@@ -89,7 +90,7 @@ class PlannedMerge:
         """Merge into memory, or into a folder; see `matsmerge.merge`."""
         watch = Stopwatch(listener(progress))
         options = RunOptions(
-            executor=LocalExecutor() if executor is None else executor,
+            executor=self._executor() if executor is None else executor,
             progress=watch,
             overwrite=overwrite,
             resume=resume,
@@ -107,6 +108,10 @@ class PlannedMerge:
             return self._read(target, seconds)
         report = read_merge_file(target / MANIFEST)
         return replace(made[max(made)], report=report, trajectory=made, _place=target)
+
+    def _executor(self) -> Executor:
+        """Where the recipe wants the work to be done."""
+        return RayExecutor() if self.recipe.executor == "ray" else LocalExecutor()
 
     def _read(self, folder: Path, seconds: Mapping[str, float]) -> Merged:
         report = read_merge_file(folder / MANIFEST)

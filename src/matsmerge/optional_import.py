@@ -8,6 +8,7 @@ from matsmerge.errors import DataError
 _EXTRAS = {
     **dict.fromkeys(("choreographer", "kaleido", "optuna", "plotly"), "lab"),
     "lm_eval": "lm-eval",
+    "ray": "ray",
 }
 
 

@@ -1,6 +1,8 @@
 """Executors, which run jobs: their interface, the simplest one, and how work is given to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -53,6 +55,19 @@ class Executor(Protocol):
         """
 
 
+class Starter(Protocol):
+    """Starts jobs one by one, for those that must wait until others have ended."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many jobs run at once, at most."""
+
+    def opened(
+        self, function: Callable[[J], R], /
+    ) -> AbstractContextManager[Callable[[J], Future[R]]]:
+        """A context in which a function can be applied to jobs, which do not outlive it."""
+
+
 def check_executor(executor: object) -> None:
     """Refuse what is no executor, before anything is done."""
     members = [name for name in vars(Executor) if not name.startswith("_")]
@@ -79,6 +94,33 @@ class SerialExecutor:
 
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
         yield from map(function, jobs)
+
+
+def take_any(running: dict[Future[R], int]) -> Iterator[R]:
+    """Wait until jobs have ended, and yield their results."""
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        del running[future]
+        yield future.result()
+
+
+def map_within(
+    submit: Callable[[J], Future[R]],
+    jobs: Iterable[J],
+    num_at_once: int,
+    max_bytes: int,
+    take: Callable[[dict[Future[R], int]], Iterator[R]] = take_any,
+) -> Iterator[R]:
+    """Start jobs as others end, so that not more run at once, and not with more memory."""
+    running: dict[Future[R], int] = {}
+    for job in jobs:
+        while running and (
+            len(running) >= num_at_once or sum(running.values()) + job.peak_bytes > max_bytes
+        ):
+            yield from take(running)
+        running[submit(job)] = job.peak_bytes
+    while running:
+        yield from take(running)
 
 
 @dataclass(frozen=True)
