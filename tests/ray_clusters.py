@@ -13,20 +13,25 @@ _NODE: dict[str, Any] = {
     "include_dashboard": False,
     "node_ip_address": "127.0.0.2",
 }
-# A node that is killed is given up after a second, not after a quarter of a minute.
-_IMPATIENT = {
-    "health_check_initial_delay_ms": 0,
-    "health_check_period_ms": 300,
-    "health_check_failure_threshold": 3,
-}
+# A node that is killed is given up after some seconds, not after a quarter of a minute.
+_IMPATIENT = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 
 
 def add_node(made: Any, **options: Any) -> None:
     made.add_node(**_NODE, **options)
 
 
+def resize(made: Any, num_nodes: int) -> None:
+    """Add nodes, or kill some, until there are so many."""
+    while len(made.list_all_nodes()) > num_nodes:
+        made.remove_node(made.worker_nodes.copy().pop(), allow_graceful=False)
+    while len(made.list_all_nodes()) < num_nodes:
+        add_node(made)
+    made.wait_for_nodes()
+
+
 @contextmanager
-def cluster(num_nodes: int) -> Iterator[Any]:
+def cluster(num_nodes: int = 1) -> Iterator[Any]:
     """A cluster that this process is connected to, and that others find by `RAY_ADDRESS`."""
     before = dict(os.environ)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -37,8 +42,7 @@ def cluster(num_nodes: int) -> Iterator[Any]:
     made = Cluster()
     try:
         add_node(made, _system_config=_IMPATIENT)
-        for _ in range(num_nodes - 1):
-            add_node(made)
+        resize(made, num_nodes)
         os.environ["RAY_ADDRESS"] = made.address
         ray.init(made.address, log_to_driver=False, logging_level="ERROR")
         yield made

@@ -5,7 +5,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,13 @@ import pytest
 import torch
 import yaml
 from prefix_families import KINDS, Family, family
-from ray_clusters import add_node, cluster
+from ray_clusters import cluster, resize
 from safetensors.torch import save_file
 from solved_models import make_nets, make_statistics
 
 import matsmerge
 from matsmerge import Executor, LocalExecutor, RayExecutor, ResourceError
+from matsmerge.engine import ray_executor
 from matsmerge.engine.executor import Piece
 from matsmerge.engine.layout import ShardFiles
 from matsmerge.engine.plan import Job
@@ -34,6 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 # What a method needs beside models and statistics.
 OPTIONS: dict[str, dict[str, Any]] = {"passthrough": {"model": "b"}}
 Work = Piece[int]
+Expected = Callable[[str], dict[str, bytes]]
 ALONG = [n for n, c in METHODS.items() if issubclass(c, Mats) and c().uses_merged_inputs]
 
 
@@ -41,10 +44,17 @@ def work(number: int, peak_bytes: int = 1) -> Work:
     return Piece(number, 0, peak_bytes)
 
 
-@pytest.fixture(scope="module", params=[1, 3], ids=["1-node", "3-nodes"])
-def nodes(request: pytest.FixtureRequest) -> Iterator[Any]:
-    with cluster(request.param) as made:
+@pytest.fixture(scope="module")
+def one_cluster() -> Iterator[Any]:
+    with cluster() as made:
         yield made
+
+
+@pytest.fixture
+def nodes(one_cluster: Any) -> Any:
+    """A cluster of three nodes."""
+    resize(one_cluster, 3)
+    return one_cluster
 
 
 @pytest.fixture(scope="module")
@@ -92,37 +102,51 @@ def read(out: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def expected(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, bytes]]:
-    """What threads of this process make of every method."""
+def expected(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Expected:
+    """What threads of this process make of a method."""
     folder = tmp_path_factory.mktemp("threads")
-    return {m: merge(inputs, m, folder / m / "out", LocalExecutor(2)) for m in METHODS}
+    return cache(lambda method: merge(inputs, method, folder / method / "out", LocalExecutor(2)))
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_forked_processes_give_the_bytes_of_threads(
-    method: str, inputs: Path, expected: dict[str, dict[str, bytes]], tmp_path: Path
+    method: str, inputs: Path, expected: Expected, tmp_path: Path
 ) -> None:
     found = merge(inputs, method, tmp_path / "out", LocalExecutor(2, fork=True))
-    assert found == expected[method]
+    assert found == expected(method)
 
 
 @pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("num_nodes", [1, 3])
 def test_ray_gives_the_bytes_of_threads(
-    method: str, inputs: Path, expected: dict[str, dict[str, bytes]], tmp_path: Path, nodes: Any
+    num_nodes: int,
+    method: str,
+    inputs: Path,
+    expected: Expected,
+    tmp_path: Path,
+    one_cluster: Any,
 ) -> None:
-    assert merge(inputs, method, tmp_path / "out", RayExecutor()) == expected[method]
+    resize(one_cluster, num_nodes)
+    assert merge(inputs, method, tmp_path / "out", RayExecutor()) == expected(method)
 
 
-def test_jobs_run_on_all_nodes(nodes: Any) -> None:
-    def wait(_: Work) -> str:
-        time.sleep(0.3)
-        return str(ray.get_runtime_context().get_node_id())
+def wait_for(folder: Path, num: int) -> None:
+    """Until a folder holds so many files."""
+    deadline = time.monotonic() + 300
+    while len(list(folder.iterdir())) < num and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def test_jobs_run_on_all_nodes(nodes: Any, tmp_path: Path) -> None:
+    def wait(_: Work) -> None:
+        (tmp_path / ray.get_runtime_context().get_node_id()).touch()
+        wait_for(tmp_path, 3)
 
     executor = RayExecutor()
-    num = len(nodes.list_all_nodes())
-    assert executor.num_workers == num
-    assert executor.max_bytes == num * executor.largest_job_bytes == num * 2 * 10**9
-    assert len(set(executor.map(wait, [work(i) for i in range(4 * num)]))) == num
+    assert executor.num_workers == 3
+    assert executor.max_bytes == 3 * executor.largest_job_bytes == 6 * 10**9
+    assert len(list(executor.map(wait, map(work, range(6))))) == 6
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_what_a_job_raises_ends_it(nodes: Any) -> None:
@@ -143,7 +167,7 @@ def test_what_a_job_raises_ends_it(nodes: Any) -> None:
         list(executor.map(fail, [work(4)]))
     with pytest.raises(ResourceError, match="gave out"):
         list(executor.map(fail, [work(5)]))
-    with pytest.raises(ResourceError, match=r"needs 3.00 GB .* largest node .* has 2.00 GB"):
+    with pytest.raises(ResourceError, match="needs 3 GB of memory, and .* has 2 GB"):
         list(executor.map(fail, [work(0, peak_bytes=3 * 10**9)]))
 
 
@@ -163,8 +187,11 @@ def test_budgets_are_kept(nodes: Any, tmp_path: Path) -> None:
     assert set(RayExecutor(num_workers=1).map(note, works)) == {1}
 
 
-def test_a_job_that_always_kills_its_worker_is_given_up(nodes: Any) -> None:
-    with pytest.raises(ResourceError, match="died, 4 times with one job"):
+def test_a_job_that_always_kills_its_worker_is_given_up(
+    nodes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_executor, "_RETRIES", 1)
+    with pytest.raises(ResourceError, match="died, 2 times with one job"):
         list(RayExecutor().map(lambda _: os.kill(os.getpid(), signal.SIGKILL), [work(0)]))
 
 
@@ -195,6 +222,8 @@ class Deadly(RayExecutor):
                     time.sleep(60)
 
                 ShardFiles.write = write_and_die  # type: ignore[method-assign]
+            elif is_spared and isinstance(job, Job):
+                wait_for(marks, 2)  # else all may be done before other nodes have begun
             return function(job)
 
         return super().map(do_or_die, jobs)
@@ -204,24 +233,17 @@ class Deadly(RayExecutor):
 def test_what_dies_is_done_again_elsewhere(
     with_node: bool,
     inputs: Path,
-    expected: dict[str, dict[str, bytes]],
+    expected: Expected,
     tmp_path: Path,
     nodes: Any,
 ) -> None:
-    num_nodes = len(nodes.list_all_nodes())
-    if with_node and num_nodes == 1:
-        pytest.skip("the only node is that of the driver")
     executor = Deadly(tmp_path / "marks", with_node=with_node)
     try:
         found = merge(inputs, "mats_kfac", tmp_path / "out", executor)
     finally:
         if with_node:
-            for node in list(nodes.worker_nodes):
-                nodes.remove_node(node, allow_graceful=False)
-            for _ in range(num_nodes - 1):
-                add_node(nodes)
-            nodes.wait_for_nodes()
-    assert found == expected["mats_kfac"]
+            resize(nodes, 1)  # of those that are dead the cluster does not know
+    assert found == expected("mats_kfac")
     assert len(list(executor.marks.iterdir())) == 2
 
 
@@ -233,7 +255,7 @@ from matsmerge.engine.output_folder import OutputFolder
 note = OutputFolder.note_finished
 def note_and_end(self, receipt):
     note(self, receipt)
-    if len(self.finished) == 3:
+    if len(self.finished) == NUM_JOBS:
         self._start_sync().result()
         os.kill(os.getpid(), SIGNAL)
 OutputFolder.note_finished = note_and_end
@@ -241,31 +263,26 @@ main.main()
 """
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 def test_a_driver_that_ends_is_continued(
-    ending: signal.Signals,
-    inputs: Path,
-    expected: dict[str, dict[str, bytes]],
-    tmp_path: Path,
-    nodes: Any,
+    inputs: Path, expected: Expected, tmp_path: Path, nodes: Any
 ) -> None:
-    if len(nodes.list_all_nodes()) == 1:
-        pytest.skip("tried with three nodes")
+    """After Ctrl-C, then after a kill."""
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
     recipe.write_text(yaml.safe_dump(recipe_of(inputs, "mats_kfac") | {"executor": "ray"}))
-    code = ENDED_MATS.replace("SIGNAL", str(int(ending)))
-    ended = subprocess.run(
-        [sys.executable, "-c", code, "merge", recipe, "--out", out],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if ending is signal.SIGKILL:
-        assert ended.returncode == -signal.SIGKILL, ended.stderr
-    else:
-        assert (ended.returncode, ended.stdout) == (130, ""), ended.stderr
-        assert "interrupted; continue with --resume" in ended.stderr
-    assert staging_path(out).exists()
-    assert not out.exists()
+    for ending, num_jobs, more in ((signal.SIGINT, 2, ()), (signal.SIGKILL, 4, ("--resume",))):
+        code = ENDED_MATS.replace("SIGNAL", str(int(ending))).replace("NUM_JOBS", str(num_jobs))
+        ended = subprocess.run(
+            [sys.executable, "-c", code, "merge", recipe, "--out", out, "--workers", "1", *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ending is signal.SIGINT:
+            assert (ended.returncode, ended.stdout) == (130, ""), ended.stderr
+            assert "interrupted; continue with --resume" in ended.stderr
+        else:
+            assert ended.returncode == -ending, ended.stderr
+        assert staging_path(out).exists()
+        assert not out.exists()
     matsmerge.merge(str(recipe), out=out, resume=True)  # by the executor of the recipe
-    assert read(out) == expected["mats_kfac"]
+    assert read(out) == expected("mats_kfac")

@@ -1,7 +1,7 @@
 """Executors, which run jobs: their interface, the simplest one, and how work is given to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -94,33 +94,6 @@ class SerialExecutor:
 
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
         yield from map(function, jobs)
-
-
-def take_any(running: dict[Future[R], int]) -> Iterator[R]:
-    """Wait until jobs have ended, and yield their results."""
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    for future in done:
-        del running[future]
-        yield future.result()
-
-
-def map_within(
-    submit: Callable[[J], Future[R]],
-    jobs: Iterable[J],
-    num_at_once: int,
-    max_bytes: int,
-    take: Callable[[dict[Future[R], int]], Iterator[R]] = take_any,
-) -> Iterator[R]:
-    """Start jobs as others end, so that not more run at once, and not with more memory."""
-    running: dict[Future[R], int] = {}
-    for job in jobs:
-        while running and (
-            len(running) >= num_at_once or sum(running.values()) + job.peak_bytes > max_bytes
-        ):
-            yield from take(running)
-        running[submit(job)] = job.peak_bytes
-    while running:
-        yield from take(running)
 
 
 @dataclass(frozen=True)

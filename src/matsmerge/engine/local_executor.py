@@ -12,13 +12,12 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
 from typing import Any
 
 import torch
 
 from matsmerge.checkpoints.checkpoint import first_line
-from matsmerge.engine.executor import J, R, map_within
+from matsmerge.engine.executor import J, R
 from matsmerge.engine.machine import (
     become_worker,
     check_workers,
@@ -57,6 +56,7 @@ class LocalExecutor:
 
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
         """Results as they come. A job that alone exceeds `max_bytes` runs by itself."""
+        running: dict[Future[R], int] = {}
         num_threads = torch.get_num_threads()
         others = set(multiprocessing.active_children())
         if self.fork:
@@ -71,16 +71,18 @@ class LocalExecutor:
             pool = ThreadPoolExecutor(
                 self.num_workers, initializer=torch.set_num_threads, initargs=(1,)
             )
-
-        def submit(job: J) -> Future[R]:
-            with starting_workers():
-                future: Future[R] = pool.submit(function, job)
-            return future
-
         try:
-            # One more than there are workers, for the first that is free.
-            num_at_once, take = self.num_workers + 1, partial(_take, pool=pool)
-            yield from map_within(submit, jobs, num_at_once, self.max_bytes, take)
+            for job in jobs:
+                while running and (
+                    len(running) > self.num_workers
+                    or sum(running.values()) + job.peak_bytes > self.max_bytes
+                ):
+                    yield from _take(running, pool)
+                with starting_workers():
+                    future = pool.submit(function, job)
+                running[future] = job.peak_bytes
+            while running:
+                yield from _take(running, pool)
         except BrokenProcessPool as error:
             raise ResourceError(
                 "a worker was killed, probably for want of memory; lower --workers or --max-memory "

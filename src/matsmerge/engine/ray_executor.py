@@ -7,7 +7,7 @@ import signal
 import socket
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.checkpoints.checkpoint import first_line
-from matsmerge.engine.executor import J, R, map_within
+from matsmerge.engine.executor import J, R
 from matsmerge.engine.local_executor import gave_out
 from matsmerge.engine.machine import keep_freed_memory, num_cores
 from matsmerge.errors import ResourceError, machine_gave_out
@@ -89,9 +89,19 @@ class RayExecutor:
         return found
 
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
-        """Results as they come."""
+        """Results as they come. A job that alone exceeds `max_bytes` runs by itself."""
+        running: dict[Future[R], int] = {}
+        num_workers, max_bytes = self.num_workers, self.max_bytes
         with self.opened(function) as submit:
-            yield from map_within(submit, jobs, self.num_workers, self.max_bytes)
+            for job in jobs:
+                while running and (
+                    len(running) >= num_workers
+                    or sum(running.values()) + job.peak_bytes > max_bytes
+                ):
+                    yield from _take(running)
+                running[submit(job)] = job.peak_bytes
+            while running:
+                yield from _take(running)
 
     @contextmanager
     def opened(self, function: Callable[[J], R]) -> Iterator[Callable[[J], Future[R]]]:
@@ -129,6 +139,12 @@ class RayExecutor:
                 ray.cancel(reference, force=True)
             if left:  # so that nothing is written any more
                 ray.wait(left, num_returns=len(left), timeout=_SECONDS_TO_END)
+
+
+def _take(running: dict[Future[R], int]) -> Iterator[R]:
+    for future in wait(running, return_when=FIRST_COMPLETED).done:
+        del running[future]
+        yield future.result()
 
 
 def _rounded_up(num_bytes: int) -> int:
