@@ -64,7 +64,7 @@ class Headers(MadeModel):
         super().__init__(label, weights, number)
         self.specs = {n: TensorSpec(torch.bfloat16, shape) for n, shape in weights.items()}
 
-    def read_into(self, buffer: Buffer, name: str, start: int) -> None:
+    def read_into(self, buffer: Buffer, name: str, start: int) -> None:  # noqa: ARG002
         buffer.tensor.fill_(self.number)
 
 

@@ -1,6 +1,7 @@
 """Ray clusters for tests: several nodes on this machine, on the loopback interface alone."""
 
 import os
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ def cluster(num_nodes: int = 1) -> Iterator[Any]:
     """A cluster that this process is connected to, and that others find by `RAY_ADDRESS`."""
     before = dict(os.environ)
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # workers import what tests define
     os.environ.setdefault("RAY_AUTH_TOKEN", uuid.uuid4().hex * 2)  # else Ray writes one to ~/.ray
     import ray
     from ray.cluster_utils import Cluster

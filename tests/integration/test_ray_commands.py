@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +82,9 @@ def test_collecting_and_tuning(place: Path, mats: Run) -> None:
 
 
 def test_steps_of_a_suite(tmp_path: Path) -> None:
-    given = {"base": make_base(tmp_path / "base"), "data": make_data(tmp_path / "data")}
-    here = run_suite(tiny_suite(), tmp_path / "here", **given, num_workers=1)
-    there = run_suite(tiny_suite(), tmp_path / "there", **given, starter=RayExecutor())
+    base, data = make_base(tmp_path / "base"), make_data(tmp_path / "data")
+    run = partial(run_suite, tiny_suite(), base=base, data=data)
+    here = run(folder=tmp_path / "here", num_workers=1)
+    there = run(folder=tmp_path / "there", starter=RayExecutor())
     assert not there.missing
     assert there.variants == here.variants

@@ -184,7 +184,8 @@ def _connect(ray: Any, address: str | None, num_workers: int | None) -> None:
                 signal.signal(number, handler)
     # Of every worker that dies Ray tells standard output, which is for results.
     with suppress(ImportError):
-        importlib.import_module("ray._private.worker").print_to_stdstream = _keep_silent
+        printing: Any = importlib.import_module("ray._private.worker")
+        printing.print_to_stdstream = _keep_silent
 
 
 def _keep_silent(*_: Any, **__: Any) -> None:

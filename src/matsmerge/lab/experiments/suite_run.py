@@ -70,8 +70,8 @@ def run_suite(
             put_text(folder / SUITE, text)
             put_text(folder / LOCAL, yaml.safe_dump(places))
             try:
-                here = StepProcesses(num_workers or num_cores())
-                _run(plan.steps, store, starter or here, listener(progress))
+                starter = starter or StepProcesses(num_workers or num_cores())
+                _run(plan.steps, store, starter, listener(progress))
             finally:
                 results = _results(plan, store)
                 put_text(folder / RESULTS, results.model_dump_json(indent=1))
@@ -92,10 +92,18 @@ def _room_on_disk(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def resume_suite(folder: Path, **running: Any) -> SuiteResults:
-    """Continue a run with the suite as it was; `running` is how, as in `run_suite`."""
+def resume_suite(
+    folder: Path,
+    *,
+    num_workers: int | None = None,
+    starter: Starter | None = None,
+    progress: AnyProgress | None = None,
+) -> SuiteResults:
+    """Continue a run with the suite as it was."""
     suite, given = read_run(folder)
-    return run_suite(suite, folder, **given, **running)
+    return run_suite(
+        suite, folder, **given, num_workers=num_workers, starter=starter, progress=progress
+    )
 
 
 def read_run(folder: Path) -> tuple[Suite, dict[str, Path]]:
