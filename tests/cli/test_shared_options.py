@@ -52,5 +52,6 @@ def test_ray(
     code, _, error = mats(*command, "--ray-address", "somewhere:6379")
     assert (code, "--ray-address: is for --executor ray alone" in error) == (1, True)
     code, _, error = mats(*command, "--executor", "rya")
-    assert (code, "expected local, ray, found 'rya'" in error) == (1, True), error
+    assert code == 1
+    assert all(word in error for word in ("rya", "local", "ray")), error
     assert not list(tmp_path.iterdir())

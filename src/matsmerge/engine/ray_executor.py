@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ class RayExecutor:
         self._given_workers, self._given_bytes = num_workers, max_bytes
         import_optional("ray")  # that it is lacking is said before any work
 
-    @cached_property
+    @property
     def _ray(self) -> Any:
         """Ray, connected."""
         ray = import_optional("ray")
