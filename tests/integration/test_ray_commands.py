@@ -65,7 +65,7 @@ def test_collecting_and_tuning(place: Path, mats: Run) -> None:
     assert files(place / "here") == files(place / "there")
     recipe = {
         "models": [{"model": n, "statistics": f"here/{n}.safetensors"} for n in NAMES],
-        "method": {"name": "mats", "objective": {"name": "kfac"}},
+        "method": {"name": "mats", "init": "average", "objective": {"name": "kfac"}},
         "heads": "classifier.*",
     }
     (place / "recipe.yaml").write_text(yaml.safe_dump(recipe))
