@@ -26,7 +26,7 @@ from matsmerge.recipes.recipe import make_recipe
 KINDS = ("worker", "node", "driver")
 _NUM_LAYERS = 16  # each a job
 _PAUSE = 0.2  # seconds, in the middle of every tensor that is written
-_GIVE_UP_SECONDS = 600.0
+_GIVE_UP_SECONDS = 3600.0
 
 
 class Slow(RayExecutor):
