@@ -28,7 +28,7 @@ def resize(made: Any, num_nodes: int) -> None:
         made.remove_node(made.worker_nodes.copy().pop(), allow_graceful=False)
     while len(made.list_all_nodes()) < num_nodes:
         add_node(made)
-    made.wait_for_nodes()
+    made.wait_for_nodes(timeout=300)
 
 
 @contextmanager
