@@ -19,7 +19,7 @@ def test_names() -> None:
     assert matsmerge.__all__ == [
         "Advice", "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
         "Finding", "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError",
-        "PlannedMerge", "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
+        "PlannedMerge", "RayExecutor", "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
         "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
         "open_checkpoint", "open_statistics", "plan", "push", "read_recipe",
     ]  # fmt: skip

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matsmerge.engine.hub_push import push
     from matsmerge.engine.local_executor import LocalExecutor
     from matsmerge.engine.merged import Merged
+    from matsmerge.engine.ray_executor import RayExecutor
     from matsmerge.errors import (
         AlignmentError,
         CheckpointError,
@@ -41,6 +42,7 @@ _HOMES = {
     "LocalExecutor": "matsmerge.engine.local_executor",
     "Merged": "matsmerge.engine.merged",
     "PlannedMerge": "matsmerge.api",
+    "RayExecutor": "matsmerge.engine.ray_executor",
     "Recipe": "matsmerge.recipes.recipe",
     "SerialExecutor": "matsmerge.engine.executor",
     "Statistics": "matsmerge.statistics.statistics",
@@ -70,6 +72,7 @@ __all__ = [
     "NonFiniteError",
     "OutputError",
     "PlannedMerge",
+    "RayExecutor",
     "Recipe",
     "RecipeError",
     "ResourceError",

@@ -27,6 +27,7 @@ from matsmerge.engine.merge_series import merge_series, prepare_series
 from matsmerge.engine.merged import Merged
 from matsmerge.engine.output_folder import MANIFEST, check_target
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
+from matsmerge.engine.ray_executor import RayExecutor
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods.method import Method
@@ -127,8 +128,10 @@ class PlannedMerge:
         return replace(made[max(made)], report=report, trajectory=made, _place=target)
 
     def _executor(self, given: Executor | None) -> Executor:
-        """The given executor, which must have the recipe's device, or threads of this process."""
+        """The given executor, which must have the recipe's device, or what the recipe wants."""
         asked = self.recipe.device
+        if given is None and self.recipe.executor == "ray":
+            given = RayExecutor()
         if given is None:
             return LocalExecutor(device=asked)
         check_executor(given)

@@ -11,6 +11,7 @@ _EXTRAS = {
     **dict.fromkeys(("aiohttp", "fsspec", "s3fs"), "remote"),
     "gcsfs": "gs",
     "adlfs": "az",
+    "ray": "ray",
 }
 
 

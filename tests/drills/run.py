@@ -30,12 +30,15 @@ def main() -> int:
     parser.add_argument("--mutants", type=int, default=3000)
     parser.add_argument("--signals", type=int, default=60)
     parser.add_argument("--no-bombs", action="store_true")
+    parser.add_argument("--ray-kills", type=int, default=0, help="needs matsmerge[ray]")
     options = parser.parse_args()
     began = time.monotonic()
     print(f"seed {options.seed}", flush=True)
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory(prefix="matsmerge-drills-") as folder:
         place = Path(folder)
+        if options.ray_kills:
+            return _drill_on_ray(place, options)
         yard = make_yard(place / "yard")
         # Two at a time: kills and signals mostly wait.
         with ProcessPoolExecutor(2, multiprocessing.get_context("fork")) as pool:
@@ -48,6 +51,15 @@ def main() -> int:
         tally.report(lambda line: print(line, flush=True))
     print(f"{(time.monotonic() - began) / 60:.1f} minutes")
     return 1 if any(tally.violations for tally in tallies) else 0
+
+
+def _drill_on_ray(place: Path, options: argparse.Namespace) -> int:
+    """By itself, for the other drills fork, which a process connected to Ray cannot."""
+    from drills.ray_kills import drill_ray_kills
+
+    tally = drill_ray_kills(place, options.seed, options.ray_kills)
+    tally.report(lambda line: print(line, flush=True))
+    return 1 if tally.violations else 0
 
 
 def _drill_the_rest(yard: Path, place: Path, options: argparse.Namespace) -> list[Tally]:

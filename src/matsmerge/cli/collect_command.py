@@ -5,23 +5,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matsmerge.byte_sizes import parse_bytes
-from matsmerge.cli.collected_display import describe_collected, show_collected
+from matsmerge.cli.collection_work import CollectionWork, collect_on
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
-from matsmerge.cli.needs_display import describe_needs, show_needs
-from matsmerge.cli.shared_options import Batches, Resuming, parse_pairs
+from matsmerge.cli.shared_options import Batches, Execution, Resuming, parse_pairs
 from matsmerge.errors import CheckpointError, DataError, RecipeError, closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
 
 if TYPE_CHECKING:
     from matsmerge.data.rows import Data
     from matsmerge.tasks.task_file import TaskFile
-
-
-_BEGINS_AGAIN = (
-    "all of the model does not fit into --max-memory: it is collected block by block, and when "
-    "interrupted begins again"
-)
 
 
 class Models(Options):
@@ -151,6 +144,7 @@ def collect(
     batches: Batches,
     earlier: Resuming,
     limits: Limits,
+    running: Execution,
     screen: JsonScreen,
 ) -> None:
     """Measure what a model does on its data, once, into one file that others can merge with.
@@ -162,18 +156,18 @@ def collect(
         mats collect lora/a lora/b --data a.jsonl --data b.jsonl --statistics kfac
 
     With several processes: torchrun --nproc-per-node 4 -m matsmerge collect ...
+
+    On a Ray cluster, one model a task: mats collect A B C --data ... --executor ray
     """
-    from matsmerge.models.kept_base import KeptBase
-    from matsmerge.models.streamed_model import EMPTY
     from matsmerge.statistics.collection_options import make_options
     from matsmerge.statistics.collection_run import Output, check_output
-    from matsmerge.statistics.prepared_blocks import prepare_blocks, prepare_within
-    from matsmerge.statistics.prepared_collection import Choice, PreparedCollection, prepare
     from matsmerge.statistics.processes import join_processes
     from matsmerge.statistics.statistics_file import parse_dtype
-    from matsmerge.tasks.loaded_model import load_model
 
+    on_ray = running.on_ray()
     process = join_processes()
+    if on_ray is not None and process.num_processes > 1:
+        raise RecipeError("give either --executor ray, or several processes by torchrun")
     if not process.is_first:
         screen = JsonScreen(quiet=True)
     options = make_options(**dict(collected) | {"parameters": collected.parameters or ["*"]})
@@ -186,56 +180,34 @@ def collect(
     if process.num_processes > 1 and device is None and loading.device_map is None:
         device = _own_device()
     also, are_adapters = _changed_by_adapters(models)
-    kept = KeptBase()
     max_bytes = parse_bytes(limits.max_memory) if limits.max_memory else None
     if max_bytes is not None or limits.dry_run:
         _check_limits(models, loading)
-
-    def ready(i: int, *, is_empty: bool = False) -> PreparedCollection:
-        described, rows = asked[i]
-        with screen.status(f"loading {models[i]}"):
-            loaded = load_model(
-                models[i],
-                described,
-                need_targets=options.wants_targets,
-                dtype=loading.model_dtype,
-                device=None if is_empty else device,
-                device_map=EMPTY if is_empty else loading.device_map,
-                also=collected.parameters or also,
-                kept=kept,
-            )
-        choice = Choice(
-            examples.num_examples,
-            examples.shuffle,
-            described.columns,
-            described.wordings,
-            batches.batch_size,
-            batches.max_tokens,
-        )
-        return prepare(loaded, rows, options, choice)
-
+    work = CollectionWork(
+        models=models,
+        outputs=[Output(target, given.dtype, **dict(earlier)) for target in targets],
+        asked=asked,
+        options=options,
+        parameters=collected.parameters or also,
+        choice={
+            "num_examples": examples.num_examples,
+            "shuffle": examples.shuffle,
+            **dict(batches),
+        },
+        dtype=loading.model_dtype,
+        device=device,
+        device_map=loading.device_map,
+        max_bytes=max_bytes,
+    )
     if len(models) > 1 and are_adapters:
         for i in range(len(models)):  # what is wrong with the last is said before the first runs
-            ready(i)
-    reports = []
-    for i, target in enumerate(targets):
-        if limits.dry_run:
-            blocks = prepare_blocks(ready(i, is_empty=True), device)
-            reports.append(describe_needs(blocks, max_bytes, target))
-            show_needs(blocks, max_bytes, target, screen)
-            continue
-        prepared = ready(i, is_empty=max_bytes is not None)
-        within = None if max_bytes is None else prepare_within(prepared, max_bytes, device)
-        if max_bytes is not None and within is None:
-            prepared = ready(i)
-        screen.notes(prepared.notes if within is None else [*prepared.notes, _BEGINS_AGAIN])
-        output = Output(target, given.dtype, **dict(earlier))
-        with screen.bars() as bars:
-            statistics = (within or prepared).run(output, bars)
-        screen.notes(prepared.collection.notes)
-        if process.is_first:
-            reports.append(describe_collected(prepared, statistics, target))
-            show_collected(statistics, target, screen)
+            work.ready(i, screen)
+    if limits.dry_run:
+        reports = [work.describe(i, screen) for i in range(len(models))]
+    elif on_ray is not None:
+        reports = collect_on(on_ray, work, screen)
+    else:
+        reports = [work.collect(i, screen) for i in range(len(models))]
     if process.is_first:
         screen.result(reports if len(models) > 1 else reports[0])
 

@@ -130,7 +130,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
         default = 0 if shown.get("zero") and default is None else default
     elif get_origin(kind) is list and not field.is_required():
         kind, default = kind | None, None
-    elif list[str] in types or get_origin(kind) is Literal:
+    elif list[str] in types or any(get_origin(t) is Literal for t in (kind, *types)):
         kind = str | None if default is None else str
     flags = [flag, shown["short"]] if "short" in shown else [flag]
     is_argument = shown.get("is_argument")

@@ -82,8 +82,10 @@ def merge(
     from matsmerge.engine.output_folder import check_target
 
     memory = parse_bytes(running.max_memory) if running.max_memory else None
-    device = recipes[-1].device
-    executor = matsmerge.LocalExecutor(running.workers, memory, fork=True, device=device)
+    recipe = recipes[-1]
+    executor: Executor = running.on_ray(
+        recipe.executor, running.workers, memory
+    ) or matsmerge.LocalExecutor(running.workers, memory, fork=True, device=recipe.device)
     max_shard_bytes = parse_bytes(files.shard_size)
     out = general.out
     if out is None and not running.dry_run:
@@ -158,7 +160,7 @@ def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list
     from matsmerge.recipes.recipe_file import read_recipes
 
     (*earlier, recipe), notes = read_recipes(path)
-    data = recipe.model_dump(mode="json", exclude_defaults=True)
+    data = recipe.model_dump(mode="json", exclude_defaults=True) | {"executor": recipe.executor}
     data |= {key: value for key, value in changes.items() if value}
     if changes["match_heads"] is not None:
         data["match_heads"] = changes["match_heads"]
@@ -188,8 +190,16 @@ def _from_options(
 
 
 def check_memory(planned: "PlannedMerge", executor: "Executor") -> None:
+    import matsmerge
+
     if planned.least_bytes > executor.max_bytes:
         raise RecipeError(
             f"this merge needs at least {format_bytes(planned.least_bytes)} of memory and "
             f"--max-memory allows {format_bytes(executor.max_bytes)}; allow more"
+        )
+    least = planned.prepared.plan.peak_bytes(1)
+    if isinstance(executor, matsmerge.RayExecutor) and least > executor.largest_job_bytes:
+        raise RecipeError(
+            f"a job of this merge needs {format_bytes(least)} of memory and the largest node of "
+            f"the Ray cluster has {format_bytes(executor.largest_job_bytes)}; use larger nodes"
         )

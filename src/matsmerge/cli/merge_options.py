@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from matsmerge.cli.field_options import Options, argument, option
-from matsmerge.cli.shared_options import Resuming
+from matsmerge.cli.shared_options import Execution, Resuming
 from matsmerge.limits import MOST_COUNTED
 
 
@@ -119,7 +119,7 @@ class Adapters(Options):
     core_space: that of their outputs and inputs (tsv_m and iso_c too)."""
 
 
-class Running(Resuming):
+class Running(Execution, Resuming):
     """How it runs."""
 
     dry_run: bool = False

@@ -1,10 +1,14 @@
 """Options that several commands have."""
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal
 
 from matsmerge.cli.field_options import RUNNING, Options, option
 from matsmerge.errors import RecipeError
 from matsmerge.limits import MOST_AT_ONCE
+
+if TYPE_CHECKING:
+    from matsmerge import RayExecutor
 
 
 class Replacing(Options):
@@ -37,6 +41,33 @@ class Batches(BatchSize):
 
     max_tokens: int = option(4096, ge=1, le=MOST_AT_ONCE)
     """Tokens at once, at most, with padding."""
+
+
+class Execution(Options):
+    """Where the work is done."""
+
+    panel = RUNNING
+
+    executor: Literal["local", "ray"] | None = option(metavar="NAME")
+    """local: on this machine; ray: as tasks of a Ray cluster, whose nodes see the same files."""
+
+    ray_address: str | None = option(metavar="ADDRESS")
+    """Of the Ray cluster. Default: RAY_ADDRESS, else the one that runs here, else a new one."""
+
+    def on_ray(
+        self,
+        default: str | None = None,
+        num_workers: int | None = None,
+        max_bytes: int | None = None,
+    ) -> "RayExecutor | None":
+        """The executor, if it is Ray; it may be the default of a recipe."""
+        if (self.executor or default) != "ray":
+            if self.ray_address is not None:
+                raise RecipeError("--ray-address: is for --executor ray alone")
+            return None
+        from matsmerge import RayExecutor
+
+        return RayExecutor(self.ray_address, num_workers, max_bytes)
 
 
 def parse_pairs(flag: str, given: Iterable[str], form: str) -> dict[str, str]:

@@ -1,6 +1,8 @@
 """Executors, which run jobs: their interface, the simplest one, and how work is given to them."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Protocol, TypeVar
@@ -59,6 +61,19 @@ class Executor(Protocol):
         one alone does; on another `device` than the processor, to more than that has. That is up to
         the executor. Any job may be one for the processor.
         """
+
+
+class Starter(Protocol):
+    """Starts jobs one by one, for those that must wait until others have ended."""
+
+    @property
+    def num_workers(self) -> int:
+        """How many jobs run at once, at most."""
+
+    def opened(
+        self, function: Callable[[J], R], /
+    ) -> AbstractContextManager[Callable[[J], Future[R]]]:
+        """A context in which a function can be applied to jobs, which do not outlive it."""
 
 
 def check_executor(executor: object) -> None:

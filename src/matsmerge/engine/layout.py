@@ -69,13 +69,22 @@ def make_layout(
 
 
 class ShardFiles:
-    """The files of a layout in a folder, written at any place by any thread or process."""
+    """The files of a layout in a folder, written at any place by any thread or process.
 
-    def __init__(self, folder: Path, layout: Layout) -> None:
+    A pickled copy, perhaps on another machine, only writes to files that are there. It does not
+    read them, so that a network's file system sends what was written, and no whole pages, of which
+    other machines may have written the rest.
+    """
+
+    def __init__(self, folder: Path, layout: Layout, flags: int = os.O_RDWR | os.O_CREAT) -> None:
         self.folder = folder
-        self._shards = layout.shards
+        self._layout, self._shards = layout, layout.shards
         self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
-        self._open = OpenFiles(os.O_RDWR | os.O_CREAT)
+        self._is_copy = flags == os.O_WRONLY
+        self._open = OpenFiles(flags)
+
+    def __reduce__(self) -> tuple[type["ShardFiles"], tuple[Path, Layout, int]]:
+        return ShardFiles, (self.folder, self._layout, os.O_WRONLY)
 
     def create(self) -> None:
         """Make all files, with their headers and of their final size."""
@@ -95,6 +104,11 @@ class ShardFiles:
         while len(view):
             count = os.pwrite(self.descriptor(shard), view, offset)
             view, offset = view[count:], offset + count
+
+    def flush(self) -> None:
+        """Let what a copy has written reach the disk, which nobody else can on its machine."""
+        if self._is_copy:
+            self._open.sync()
 
     def descriptor(self, shard: Shard) -> int:
         return self._open.descriptor(self.folder / shard.file_name)

@@ -169,13 +169,17 @@ class _Run:
         sinks: Sinks,
         open_written: Callable[[], Checkpoint],
         finished: AbstractSet[int] = frozenset(),
+        folder: Path | None = None,
     ) -> Iterator[Receipt]:
-        """Do all jobs that are not finished; `open_written` reads back what sinks have taken."""
+        """Do all jobs that are not finished; `open_written` reads back what sinks have taken.
+
+        What workers read meanwhile is put into a `folder`, by default a temporary one.
+        """
         plan, executor, progress = self.prepared.plan, self.options.executor, self.options.progress
         if self.prepared.prefix is not None:
             merged = self.prepared.output.as_merged(open_written())
             yield from self.prepared.prefix.run(
-                plan, self.worker, executor, measured, sinks, merged, progress, finished
+                plan, self.worker, executor, measured, sinks, merged, progress, finished, folder
             )
             return
         jobs = [job for job in plan.jobs if job.index not in finished]
@@ -201,7 +205,9 @@ class _Run:
                 files = {at: ShardFiles(Path(scratch) / str(at), layout) for at in prepared.models}
                 for own in files.values():
                     own.create()
-                receipts = list(self.merge(measured, files, lambda: files[FINAL].open()))
+                receipts = list(
+                    self.merge(measured, files, lambda: files[FINAL].open(), folder=folder)
+                )
                 for at, own in files.items():
                     own.close()
                     stored = own.open()
@@ -228,7 +234,9 @@ class _Run:
                 _write_all(made, prepared.written, output.shards[at], self.options.progress)
         else:
             shards, done = output.shards, frozenset(output.finished)
-            for receipt in self.merge(measured, shards, lambda: shards[FINAL].open(), done):
+            for receipt in self.merge(
+                measured, shards, lambda: shards[FINAL].open(), done, output.staging
+            ):
                 output.note_finished(receipt)
             outcome = Outcome({}, measured, output.finished)
         manifest = make_manifest(prepared, inputs, outcome)
@@ -265,6 +273,9 @@ class MergedTensors(InMemoryCheckpoint):
 
     def write(self, name: str, start: int, values: Tensor) -> None:
         self._flat[name][start : start + len(values)] = values
+
+    def flush(self) -> None:
+        """They are there."""
 
     def __getitem__(self, name: str) -> Tensor:
         return self._tensors[name]  # itself, and no copy

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.engine.devices import spread
 from matsmerge.engine.executor import Executor
+from matsmerge.engine.machine import available_bytes
 from matsmerge.engine.plan import Job, Plan
 from matsmerge.engine.prefix_task import PrefixTask, naming
 from matsmerge.engine.worker import Receipt, Sinks, Worker
@@ -84,11 +85,13 @@ class PrefixMerge:
         merged: Checkpoint,
         progress: Progress,
         finished: AbstractSet[int] = frozenset(),
+        folder: Path | None = None,
     ) -> Iterator[Receipt]:
         """Do all jobs of a plan in order that are not finished.
 
         `merged` reads back what has been written to sinks, now or before. Blocks that are finished
-        are run again, for what they give, but not merged again.
+        are run again, for what they give, but not merged again. Statistics are in files meanwhile,
+        in a `folder` that all workers see.
         """
         jobs: dict[Turn, list[Job]] = {}
         left: dict[Turn, list[Job]] = {}
@@ -101,11 +104,11 @@ class PrefixMerge:
             return
         if self.collected:
             first = self.tasks[0]
-            with TemporaryDirectory() as folder:
+            with TemporaryDirectory(prefix="statistics-", dir=folder) as scratch:
                 # Models are loaded one after the other, and no two at once.
                 with self.running.released([*first.names, *first.heads], first.load):
                     tasks = tuple(
-                        self._with_statistics(task, Path(folder) / f"{n}.safetensors", progress)
+                        self._with_statistics(task, Path(scratch) / f"{n}.safetensors", progress)
                         for n, task in enumerate(self.tasks)
                     )
                 evidence = tuple(task.own for task in tasks if task.own is not None)
@@ -175,7 +178,8 @@ class PrefixMerge:
     def _room(self, plan: Plan, executor: Executor) -> Room:
         """The memory that is left for what has been reached, beside the model and a job."""
         num_bytes = plan.peak_bytes(1) + self.running.num_bytes
-        return Room(max(0, executor.max_bytes - num_bytes))
+        # Other machines' memory is of no use here.
+        return Room(max(0, min(executor.max_bytes, available_bytes()) - num_bytes))
 
     def _with_statistics(self, task: PrefixTask, path: Path, progress: Progress) -> PrefixTask:
         """A task with statistics of its model, which are in a file meanwhile."""

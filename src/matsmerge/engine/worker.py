@@ -27,6 +27,9 @@ class Sink(Protocol):
 
     def write(self, name: str, start: int, values: Tensor) -> None: ...
 
+    def flush(self) -> None:
+        """Let what this copy was given reach the place where all will see it."""
+
 
 # Where to write: the merged values, or those after so many iterations of the last solver.
 Sinks = Mapping[int | None, Sink]
@@ -72,6 +75,8 @@ class Worker:
                 receipt.squares.append(self._merge_stretches(parameter, site, sinks))
             else:
                 self._merge_whole(planned, measured, sinks, job, receipt)
+        for sink in sinks.values():
+            sink.flush()
         return receipt
 
     def _copy(self, planned: PlannedSite, sinks: Sinks) -> None:

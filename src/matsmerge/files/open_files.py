@@ -23,6 +23,11 @@ class OpenFiles:
                     self._descriptors[path] = os.open(path, self._flags | os.O_CLOEXEC, 0o666)
         return self._descriptors[path]
 
+    def sync(self) -> None:
+        """Wait until what was written to them has reached the disk."""
+        for descriptor in list(self._descriptors.values()):
+            os.fsync(descriptor)
+
     def close(self) -> None:
         """Close all of them; asking for one opens it again."""
         with self._lock:

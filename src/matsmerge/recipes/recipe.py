@@ -222,6 +222,12 @@ class Recipe(_Strict):
     ignore_tokenizers: bool = Field(
         False, description="merge models whose tokenizers give tokens different ids all the same"
     )
+    # Not written anywhere: what is merged is the same.
+    executor: Literal["local", "ray"] | None = Field(
+        None,
+        exclude=True,
+        description="where the work is done: local, on this machine, or ray, on a Ray cluster",
+    )
 
     @field_validator("models")
     @classmethod

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli.display import Screen
-from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
+from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.shared_options import Execution
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_COUNTED
 from matsmerge.optional_import import import_optional
@@ -27,13 +28,16 @@ experiment = typer.Typer(
 REPORT = "report.html"
 
 
-class Running(Options):
+class Running(Execution):
     """How a suite runs."""
-
-    panel = RUNNING
 
     workers: int | None = option(ge=1, le=MOST_COUNTED)
     """Steps at once. Default: as many as there are cores."""
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """As `run_suite` takes it."""
+        return {"num_workers": self.workers, "starter": self.on_ray(num_workers=self.workers)}
 
 
 class Restriction(Options):
@@ -90,7 +94,7 @@ def run(asked: Restriction, running: Running, screen: Screen) -> None:
         paper_column(column)  # that it is one is said before anything is done
     folder = asked.out or Path("runs") / found.name
     work = partial(run_suite, found, folder, base=asked.base, data=asked.data)
-    _run(partial(work, num_workers=running.workers), folder, screen)
+    _run(partial(work, **running.given), folder, screen)
 
 
 @experiment.command()
@@ -103,7 +107,7 @@ def resume(
     """Continue a run where it was left."""
     from matsmerge.lab.experiments.suite_run import resume_suite
 
-    _run(partial(resume_suite, folder, num_workers=running.workers), folder, screen)
+    _run(partial(resume_suite, folder, **running.given), folder, screen)
 
 
 @experiment.command()
@@ -135,7 +139,7 @@ def demo(folder: DemoFolder, running: Running, screen: Screen) -> None:
     suite = find_suite("demo")
     screen.say(f"{suite.title}. {suite.about}")
     begin = time.perf_counter()
-    _run(partial(run_suite, suite, folder.out, num_workers=running.workers), folder.out, screen)
+    _run(partial(run_suite, suite, folder.out, **running.given), folder.out, screen)
     screen.say(f"took {time.perf_counter() - begin:.0f} s")
 
 

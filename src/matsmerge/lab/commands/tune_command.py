@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
-from matsmerge.cli.shared_options import BatchSize, Resuming, parse_pairs
+from matsmerge.cli.shared_options import BatchSize, Execution, Resuming, parse_pairs
 from matsmerge.limits import MOST_COMBINATIONS, MOST_COUNTED, NUM_SEEDS
 
 if TYPE_CHECKING:
@@ -61,7 +61,12 @@ class Given(Options):
 
 @takes_options
 def tune(
-    asked: Tuning, given: Given, batches: BatchSize, earlier: Resuming, screen: JsonScreen
+    asked: Tuning,
+    given: Given,
+    batches: BatchSize,
+    earlier: Resuming,
+    running: Execution,
+    screen: JsonScreen,
 ) -> None:
     """Choose what a recipe leaves open by the merged model's validation score.
 
@@ -75,6 +80,7 @@ def tune(
     from matsmerge.lab.tuning.search_space import SearchSpace
     from matsmerge.lab.tuning.tuning_file import read_tuning_file
 
+    on_ray = running.on_ray()
     described = read_tuning_file(asked.file, **dict(given))
     search = parse_pairs("--search", asked.search, "KEY=VALUES as in scale=0:1:0.1")
     space = SearchSpace.parse(described.plain_recipe(), {**described.search, **search})
@@ -84,7 +90,8 @@ def tune(
             [*described.tasks, *asked.task],
             asked.out,
             described.options(batch_size=batches.batch_size, allow_overlap=asked.allow_overlap),
-            executor=LocalExecutor(fork=True),
+            executor=None if on_ray else LocalExecutor(fork=True),
+            of_trials=on_ray,
             **dict(earlier),
             progress=bars,
         )

@@ -2,29 +2,21 @@
 
 import errno
 import json
-import multiprocessing
-import os
-import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
 from matsmerge.checkpoints.public_names import without_paths
-from matsmerge.engine.machine import (
-    become_worker,
-    check_workers,
-    die_with,
-    num_cores,
-    starting_workers,
-)
+from matsmerge.engine.executor import Starter
+from matsmerge.engine.machine import check_workers, num_cores
 from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
 from matsmerge.files.guarded_files import parse_as
 from matsmerge.files.strict_yaml import read_yaml
@@ -32,6 +24,7 @@ from matsmerge.files.whole_outputs import held, put_text
 from matsmerge.lab.experiments.hub_check import check_hub
 from matsmerge.lab.experiments.provenance import origin
 from matsmerge.lab.experiments.step import Places, Step
+from matsmerge.lab.experiments.step_processes import StepProcesses
 from matsmerge.lab.experiments.store import Record, Store
 from matsmerge.lab.experiments.suite import Suite, make_suite
 from matsmerge.lab.experiments.suite_plan import Plan
@@ -52,14 +45,16 @@ def run_suite(
     base: Path | None = None,
     data: Path | None = None,
     num_workers: int | None = None,
+    starter: Starter | None = None,
     progress: AnyProgress | None = None,
 ) -> SuiteResults:
     """Do what is not done yet, and write `results.json`.
 
     `base` and `data` are local folders that take the place of what the suite names. A folder
     continues where it was left, also with a suite that was changed: only what changed is done.
+    Steps are done by processes of this machine, or where a `starter` such as `RayExecutor` does.
     """
-    if num_workers is not None:
+    if num_workers is not None and starter is None:
         check_workers(num_workers)
     folder = folder.absolute()
     _check_folder(folder)
@@ -75,7 +70,8 @@ def run_suite(
             put_text(folder / SUITE, text)
             put_text(folder / LOCAL, yaml.safe_dump(places))
             try:
-                _run(plan.steps, store, num_workers or num_cores(), listener(progress))
+                starter = starter or StepProcesses(num_workers or num_cores())
+                _run(plan.steps, store, starter, listener(progress))
             finally:
                 results = _results(plan, store)
                 put_text(folder / RESULTS, results.model_dump_json(indent=1))
@@ -97,11 +93,17 @@ def _room_on_disk(folder: Path) -> Iterator[None]:
 
 
 def resume_suite(
-    folder: Path, *, num_workers: int | None = None, progress: AnyProgress | None = None
+    folder: Path,
+    *,
+    num_workers: int | None = None,
+    starter: Starter | None = None,
+    progress: AnyProgress | None = None,
 ) -> SuiteResults:
     """Continue a run with the suite as it was."""
     suite, given = read_run(folder)
-    return run_suite(suite, folder, **given, num_workers=num_workers, progress=progress)
+    return run_suite(
+        suite, folder, **given, num_workers=num_workers, starter=starter, progress=progress
+    )
 
 
 def read_run(folder: Path) -> tuple[Suite, dict[str, Path]]:
@@ -124,7 +126,7 @@ def _check_folder(folder: Path) -> None:
         raise OutputError(f"{folder}: holds something else than a run; choose another folder")
 
 
-def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progress) -> None:
+def _run(steps: list[Step[Any]], store: Store, starter: Starter, progress: Progress) -> None:
     """Run each step as soon as the steps it needs are done, in their order otherwise."""
     done = {step.key for step in steps if store.load(step) is not None}
     for note in store.notes:
@@ -136,7 +138,8 @@ def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progr
     if not waiting:
         return
     running: dict[Future[Done], Step[Any]] = {}
-    with _beginning(num_workers) as begin:
+    num_workers = starter.num_workers
+    with starter.opened(_perform) as begin:
         while waiting or running:
             for step in list(waiting):
                 needed = [need.key for need in step.needs if isinstance(need, Step)]
@@ -146,7 +149,7 @@ def _run(steps: list[Step[Any]], store: Store, num_workers: int, progress: Progr
                     places = Places({need.key: store.output(need) for need in step.needs})
                     partial = store.partial(step)
                     partial.mkdir(exist_ok=True)
-                    running[begin(step, places, partial)] = step
+                    running[begin(_Job(step, places, partial))] = step
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
             # What went well is kept before it is said what did not.
             for future in sorted(finished, key=lambda f: f.exception() is not None):
@@ -169,43 +172,6 @@ def _has_room(step: Step[Any], running: Mapping[Any, Step[Any]], num_workers: in
     return len(running) < num_workers
 
 
-@contextmanager
-def _beginning(num_workers: int) -> Iterator[Callable[[Step[Any], Places, Path], "Future[Done]"]]:
-    """Yield a function that starts a step: in a pool of processes, or here with one worker."""
-    if num_workers == 1:
-        yield _done_here
-        return
-    pool = ProcessPoolExecutor(
-        num_workers,
-        multiprocessing.get_context("spawn"),
-        initializer=_become_worker,
-        initargs=(max(1, num_cores() // num_workers),),
-    )
-
-    def begin(step: Step[Any], places: Places, out: Path) -> "Future[Done]":
-        # Ctrl-C does not reach the processes, from their first moment on; we take them along.
-        with starting_workers():
-            return pool.submit(_perform, step, places, out)
-
-    try:
-        yield begin
-    except BaseException:
-        for process in list((getattr(pool, "_processes", None) or {}).values()):
-            process.terminate()  # a step may take an hour
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _done_here(step: Step[Any], places: Places, out: Path) -> "Future[Done]":
-    future: Future[Done] = Future()
-    try:
-        future.set_result(_perform(step, places, out))
-    except Exception as error:
-        future.set_exception(error)
-    return future
-
-
 def _outcome(future: "Future[Done]", step: Step[Any]) -> Done:
     try:
         with reworded(before=f"{step.name}: "):
@@ -217,31 +183,21 @@ def _outcome(future: "Future[Done]", step: Step[Any]) -> Done:
         ) from error
 
 
-def _become_worker(num_threads: int) -> None:
-    """Begin as a worker: the parent handles Ctrl-C, and the worker ends when the parent dies."""
-    import torch
+@dataclass(frozen=True)
+class _Job:
+    """A step that can be done now."""
 
-    become_worker()
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    if sys.platform == "linux" and parent.pid is not None:
-        die_with(parent.pid)
-    else:
-        threading.Thread(target=watch, daemon=True).start()
-    torch.set_num_threads(num_threads)
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    step: Step[Any]
+    places: Places
+    out: Path
+    peak_bytes: int = 0  # which nobody knows
 
 
-def _perform(step: Step[Any], places: Places, out: Path) -> Done:
+def _perform(job: _Job) -> Done:
     begin = time.perf_counter()
     try:
-        with _room_on_disk(out.parent.parent):
-            found = step.run(places, out)
+        with _room_on_disk(job.out.parent.parent):
+            found = job.step.run(job.places, job.out)
     except MatsError:
         raise
     except Exception as error:

@@ -5,7 +5,7 @@ import json
 import math
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.engine.executor import Executor
+from matsmerge.engine.executor import Executor, Piece, SerialExecutor
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.output_folder import MANIFEST, is_merge
@@ -32,6 +32,7 @@ from matsmerge.lab.tuning.trial_score import (
 )
 from matsmerge.lab.tuning.trials import Journal, Trial, best, choice_key
 from matsmerge.lab.tuning.tuning_file import Options
+from matsmerge.models.kept_base import KeptBase
 from matsmerge.optional_import import import_optional
 from matsmerge.progress import AnyProgress, listener
 from matsmerge.recipes.recipe import Recipe
@@ -40,6 +41,7 @@ from matsmerge.version import __version__
 
 JOURNAL, RECIPE, MODEL, REPORT = "trials.jsonl", "recipe.yaml", "model", "tuning.json"
 _KEPT = "model.key"  # which trial the model is of
+_Numbered = tuple[int, list[dict[str, Any]]]  # a merge, and what is to be scored of it
 ANSWERS = "answers"  # of the tasks' own models, while the search goes on
 
 
@@ -61,11 +63,16 @@ def tune(
     options: Options | None = None,
     *,
     executor: Executor | None = None,
+    of_trials: Executor | None = None,
     overwrite: bool = False,
     resume: bool = False,
     progress: AnyProgress | None = None,
 ) -> Tuned:
-    """Try what a search space holds, and write the recipe and the model that score best."""
+    """Try what a search space holds, and write the recipe and the model that score best.
+
+    The `executor` merges. With one `of_trials`, such as `RayExecutor`, whole trials of a grid are
+    its jobs, each a merge and its score; what optuna tries depends on the trials before.
+    """
     options, told = options or Options(), listener(progress)
     is_grid = options.strategy == "grid"
     space.check(with_ranges=not is_grid)
@@ -93,12 +100,17 @@ def tune(
         staged.output.mkdir(exist_ok=True)
         journal = Journal(staged.output / JOURNAL, identity, resume=resume)
         scorer = _scorer(validation, options, teachers, staged.output / ANSWERS)
-        search = _Search(space, staged.output, journal, scorer, executor or LocalExecutor())
+        merging = executor or (of_trials if of_trials and not is_grid else LocalExecutor())
+        attempts = _Attempts(space, staged.output, scorer, merging)
+        search = _Search(attempts, journal, _places(space) if is_grid else {})
         num_models = num_merges * max(1, len(space.iterations))
         told.stage("tuning", num_models, "merges", len(journal.trials))
-        for number, choice in enumerate(space.grid() if is_grid else search.draw(options)):
-            for trial in search.run(choice, number):
-                told.advance(1, "failed" if trial.failure else f"last {trial.score:.4g}")
+        if is_grid and of_trials is not None:
+            trials = search.run_at_once(of_trials, max(map(_trial_bytes, prepared)))
+        else:
+            trials = search.run(space.grid() if is_grid else search.draw(options))
+        for trial in trials:
+            told.advance(1, "failed" if trial.failure else f"last {trial.score:.4g}")
         chosen = search.best()
         search.write(chosen, options)
         check(resume=True)
@@ -108,22 +120,79 @@ def tune(
         # Without a trial there is nothing to continue; a journal of another search is not ours.
         staged.discard() if journal is not None and not journal.trials else staged.close()
         raise
-    trials = list(journal.trials.values())
-    return Tuned(chosen, trials, target, scorer.metrics, scorer.in_percent)
+    return Tuned(chosen, search.trials, target, scorer.metrics, scorer.in_percent)
+
+
+@dataclass(frozen=True)
+class _Attempts:
+    """Merges and scores, here or in another process."""
+
+    space: SearchSpace
+    folder: Path
+    scorer: Scorer
+    executor: Executor
+
+    def place(self, number: int) -> Path:
+        """A folder for each merge: a kept base is found by its folder's name."""
+        return self.folder / f"merge-{number}"
+
+    def run(self, number: int, missing: Sequence[dict[str, Any]]) -> Iterator[tuple[Trial, Path]]:
+        """Merge, and score the model, or that of every number of iterations; with their places."""
+        # Under the name it keeps if it is chosen, which its card has as the title.
+        made = self.place(number) / MODEL
+        failure = None
+        try:
+            self.merge({k: v for k, v in missing[0].items() if k != ITERATIONS}, made)
+        except NonFiniteError as error:
+            failure = error.problems[0]
+        for one in missing:
+            model = made / f"iteration-{one[ITERATIONS]}" if self.space.iterations else made
+            yield Trial(choice=one, failure=failure) if failure else self._score(one, model), model
+
+    def run_all(self, piece: Piece[_Numbered]) -> tuple[int, list[tuple[Trial, Path]]]:
+        """A job: all trials of a merge, which is left for the search to keep."""
+        number, missing = piece.content
+        return number, list(self.run(number, missing))
+
+    def merge(self, choice: dict[str, Any], out: Path) -> None:
+        recipe = self.space.fill(choice)
+        merge_to_folder(prepare(recipe), out, RunOptions(self.executor, overwrite=True))
+
+    def _score(self, choice: dict[str, Any], model: Path) -> Trial:
+        try:
+            scores, errors = self.scorer.score(model)
+        except NonFiniteError as error:
+            return Trial(choice=choice, failure=error.problems[0])
+        return Trial(choice=choice, scores=scores, errors=errors)
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Merges and scores; the best model so far is kept as it was scored."""
+    """Tries choices; the best model so far is kept as it was scored."""
 
-    space: SearchSpace
-    folder: Path
+    attempts: _Attempts
     journal: Journal
-    scorer: Scorer
-    executor: Executor
+    places: Mapping[str, int]  # of a grid's choices in it, whichever is scored first
+
+    @property
+    def space(self) -> SearchSpace:
+        return self.attempts.space
+
+    @property
+    def folder(self) -> Path:
+        return self.attempts.folder
+
+    @property
+    def scorer(self) -> Scorer:
+        return self.attempts.scorer
+
+    @property
+    def trials(self) -> list[Trial]:
+        found = self.journal.trials.values()
+        return sorted(found, key=lambda trial: self.places.get(trial.key, 0))
 
     def best(self) -> Trial:
-        return best(self.journal.trials.values(), lowest=self.scorer.lower_is_better)
+        return best(self.trials, lowest=self.scorer.lower_is_better)
 
     def draw(self, options: Options) -> Iterator[dict[str, Any]]:
         """Choices by optuna, each after the one before has been scored."""
@@ -149,41 +218,39 @@ class _Search:
             else:
                 study.tell(asked, state=optuna.trial.TrialState.FAIL)
 
-    def run(self, choice: dict[str, Any], number: int) -> Iterator[Trial]:
-        """Merge, and score the model, or that of every number of iterations."""
-        scored = self.space.scored(choice)
-        missing = [one for one in scored if choice_key(one) not in self.journal.trials]
-        if not missing:
-            return
-        # A kept base is found by its folder's name, so that each merge has a folder of its own.
-        folder = self.folder / f"merge-{number}"
-        # Under the name it keeps if it is chosen, which its card has as the title.
-        made = folder / MODEL
-        failure = None
-        try:
+    def _missing(self, choices: Iterable[dict[str, Any]]) -> Iterator[_Numbered]:
+        """What has not been scored yet, by merges."""
+        for number, choice in enumerate(choices):
+            scored = self.space.scored(choice)
+            if left := [one for one in scored if choice_key(one) not in self.journal.trials]:
+                yield number, left
+
+    def run(self, choices: Iterable[dict[str, Any]]) -> Iterator[Trial]:
+        """Merge and score one after the other."""
+        for number, missing in self._missing(choices):
             try:
-                self._merge(self.space.fill(choice), made)
-            except NonFiniteError as error:
-                failure = error.problems[0]
-            for one in missing:
-                model = made / f"iteration-{one[ITERATIONS]}" if self.space.iterations else made
-                trial = Trial(choice=one, failure=failure) if failure else self._score(one, model)
-                self.journal.add(trial)
-                if math.isfinite(trial.score) and self.best() is trial:
-                    self._keep(trial, model)
+                for trial, model in self.attempts.run(number, missing):
+                    self._note(trial, model)
+                    yield trial
+            finally:
+                shutil.rmtree(self.attempts.place(number), ignore_errors=True)
+
+    def run_at_once(self, executor: Executor, peak_bytes: int) -> Iterator[Trial]:
+        """Merge and score all of a grid, a merge with its scores being a job."""
+        self.scorer.prepare()
+        away = replace(self.scorer, kept=KeptBase())
+        attempts = replace(self.attempts, executor=SerialExecutor(), scorer=away)
+        jobs = (Piece(one, 0, peak_bytes) for one in self._missing(self.space.grid()))
+        for number, made in executor.map(attempts.run_all, jobs):
+            for trial, model in made:
+                self._note(trial, model)
                 yield trial
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(self.attempts.place(number), ignore_errors=True)
 
-    def _merge(self, recipe: Recipe, out: Path) -> None:
-        merge_to_folder(prepare(recipe), out, RunOptions(self.executor, overwrite=True))
-
-    def _score(self, choice: dict[str, Any], model: Path) -> Trial:
-        try:
-            scores, errors = self.scorer.score(model)
-        except NonFiniteError as error:
-            return Trial(choice=choice, failure=error.problems[0])
-        return Trial(choice=choice, scores=scores, errors=errors)
+    def _note(self, trial: Trial, model: Path) -> None:
+        self.journal.add(trial)
+        if math.isfinite(trial.score) and self.best() is trial:
+            self._keep(trial, model)
 
     def _keep(self, trial: Trial, model: Path) -> None:
         """Put the best model so far aside, with a word on which it is."""
@@ -196,7 +263,7 @@ class _Search:
         """The chosen recipe, its model as it was scored, and all trials; nothing else."""
         recipe, kept = self.space.fill(chosen.choice), self.folder / _KEPT
         if not kept.is_file() or kept.read_bytes() != chosen.key.encode():
-            self._merge(recipe, self.folder / MODEL)
+            self.attempts.merge(chosen.choice, self.folder / MODEL)
         plain = recipe.model_dump(mode="json", exclude_defaults=True)
         (self.folder / RECIPE).write_text(yaml.safe_dump(plain, sort_keys=False))
         content = {
@@ -204,7 +271,7 @@ class _Search:
             "options": options.model_dump(),
             "metrics": self.scorer.metrics,
             "best": chosen.to_json(),
-            "trials": [trial.to_json() for trial in self.journal.trials.values()],
+            "trials": [trial.to_json() for trial in self.trials],
         }
         (self.folder / REPORT).write_text(json.dumps(content, indent=1) + "\n")
         # What makes the folder one of ours, to be replaced with --overwrite.
@@ -212,6 +279,17 @@ class _Search:
         for path in self.folder.iterdir():  # also what killed runs left of their trials
             if path.name not in (JOURNAL, RECIPE, MODEL, REPORT, MANIFEST):
                 remove(path)
+
+
+def _places(space: SearchSpace) -> dict[str, int]:
+    scored = (one for choice in space.grid() for one in space.scored(choice))
+    return {choice_key(one): place for place, one in enumerate(scored)}
+
+
+def _trial_bytes(prepared: PreparedMerge) -> int:
+    """Memory of a job that merges and then loads what it has merged."""
+    num_bytes = sum(spec.num_bytes for spec in prepared.written.values())
+    return prepared.plan.peak_bytes(1) + num_bytes
 
 
 def _scorer(

@@ -51,6 +51,10 @@ class TeacherScorer(Scorer):
     def in_percent(self) -> bool:
         return False
 
+    def prepare(self) -> None:
+        for task in self.tasks:
+            self._answers_of_teacher(task)
+
     def measure(self, loaded: LoadedModel, task: ValidationTask) -> Score:
         wanted = self._answers_of_teacher(task)
         values = []

@@ -53,6 +53,9 @@ class Scorer(ABC):
     def measure(self, loaded: LoadedModel, task: ValidationTask) -> Score:
         """What a model's score on one task is."""
 
+    def prepare(self) -> None:  # noqa: B027 (most have nothing to write)
+        """Write what scoring in several processes reads."""
+
     @property
     def metrics(self) -> dict[str, str]:
         """The metric of each task."""
