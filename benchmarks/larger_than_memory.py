@@ -176,10 +176,10 @@ def make_statistics(
         rows[f"inputs/{leader}"] = 1000
         if kfac and module != "lm_head":
             dims[f"main/outputs/{module}"] = out
-    sketched, arrays = None, MadeArrays(f"{model.label}.statistics", dims, model.number)
+    label = f"{model.label}.statistics"
+    arrays: Checkpoint = MadeArrays(label, dims, model.number)
     if rank is not None:
-        sketched = Sketching(rank=rank)
-        arrays = MadeSketches(arrays.label, dims, model.number, rank)
+        arrays = MadeSketches(label, dims, model.number, rank)
     header = Header(
         model=Origin(name=model.label, fingerprint=fingerprint(model)),
         data=(Origin(name="made", fingerprint=""),),
@@ -198,7 +198,7 @@ def make_statistics(
         ),
         sets={"main": Set(num_examples=1000, num_rows=rows)},
         forms=dict.fromkeys(dims, "symmetric" if rank is None else "sketch"),
-        sketching=sketched,
+        sketching=None if rank is None else Sketching(rank=rank),
         aliases={},
         without={},
     )

@@ -210,7 +210,7 @@ def test_slices_become_a_stack() -> None:
     }  # fmt: skip
     weights = [found[n].weights[0] for n in ("embed", "layers.0.mlp", "layers.1.mlp", "norm")]
     assert weights == [1, 1, 0, 2]
-    assert found["layers.5.mlp"].densities == (0.3,)
+    assert [shares.density for shares in found["layers.5.mlp"].shares] == [0.3]
     scales = [found[f"layers.3.{p}"].method.model_dump()["scale"] for p in ("mlp", "o_proj")]
     assert scales == [0.5, 0]
 

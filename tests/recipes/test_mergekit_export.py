@@ -38,7 +38,7 @@ def rules_of(data: Any) -> list[Any]:
     return [
         (
             dict(zip(r.models, r.weights, strict=True)),
-            r.densities,
+            r.shares,
             r.method.model_dump(exclude={"density"}),
         )
         for r in (found[name] for name in NAMES)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import yaml
 
 from matsmerge.checkpoints.public_names import without_paths
+from matsmerge.engine.devices import PROCESSOR
 from matsmerge.engine.executor import Starter
 from matsmerge.engine.machine import check_workers, num_cores
 from matsmerge.errors import DataError, MatsError, OutputError, ResourceError
@@ -191,6 +192,7 @@ class _Job:
     places: Places
     out: Path
     peak_bytes: int = 0  # which nobody knows
+    device: str = PROCESSOR
 
 
 def _perform(job: _Job) -> Done:
