@@ -30,7 +30,7 @@ def test_linear() -> None:
         out_dtype: bfloat16
         """
     )
-    assert recipe.method.model_dump() == {"name": "average", "normalize": False}
+    assert recipe.method.model_dump() == {"name": "linear", "normalize": False}
     assert [(m.model, m.weight) for m in recipe.models] == [("x/a", 0.25), ("x/b", 0.75)]
     assert recipe.dtype == "bfloat16"
 
@@ -52,7 +52,7 @@ def test_ties_with_the_base_among_the_models() -> None:
     assert [m.name for m in recipe.models] == ["a", "b-v2"]
     assert recipe.method.name == "ties"
     assert recipe.method.parameters == {
-        "trim": "parameter", "normalize": True, "scale": 0.5,
+        "trim": "parameter", "normalize": True, "scale": 0.5, "rescale": False,
     }  # fmt: skip
     assert recipe.models[1].density == [1, 0.5, 0.1]
     assert "int8_mask" in notes[0]

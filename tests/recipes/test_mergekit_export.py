@@ -33,13 +33,17 @@ UNSAID = [
 ]
 
 
+NAMES_HERE = {"linear": "average"}  # what mergekit calls our average is a method here as well
+
+
 def rules_of(data: Any) -> list[Any]:
     found = make_rules(make_recipe(data), NAMES)
     return [
         (
             dict(zip(r.models, r.weights, strict=True)),
             r.shares,
-            r.method.model_dump(exclude={"density"}),
+            {"name": NAMES_HERE.get(r.method.name, r.method.name)}
+            | r.method.model_dump(exclude={"density", "name"}),
         )
         for r in (found[name] for name in NAMES)
     ]

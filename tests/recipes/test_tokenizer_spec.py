@@ -98,7 +98,7 @@ def test_mergekits_two_keys() -> None:
         data = {"merge_method": "linear", "models": models, **keys}
         return from_mergekit(data)[0].get("tokenizer")
 
-    assert translated(tokenizer_source="union") == "union"
+    assert translated(tokenizer_source="union") == {"source": "union"}
     assert translated(tokenizer={"source": "b"}) == {"source": "b"}
     assert translated() is None
     with pytest.raises(RecipeError, match="not both"):
