@@ -20,8 +20,8 @@ def test_names() -> None:
         "Advice", "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
         "Finding", "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError",
         "PlannedMerge", "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
-        "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
-        "open_checkpoint", "open_statistics", "plan", "read_recipe",
+        "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "export",
+        "extract_lora", "load", "merge", "methods", "open_checkpoint", "open_statistics", "plan", "read_recipe",
     ]  # fmt: skip
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from matsmerge.statistics.statistics import Statistics
     from matsmerge.statistics.statistics_callback import StatisticsCallback
     from matsmerge.statistics.statistics_file import open_statistics
+    from matsmerge.tasks.ready_model import export, load
 
 _HOMES = {
     "Advice": "matsmerge.advice.advice",
@@ -46,7 +47,9 @@ _HOMES = {
     "StatisticsCallback": "matsmerge.statistics.statistics_callback",
     "advise": "matsmerge.api",
     "collect": "matsmerge.statistics.collection_run",
+    "export": "matsmerge.tasks.ready_model",
     "extract_lora": "matsmerge.api",
+    "load": "matsmerge.tasks.ready_model",
     "merge": "matsmerge.api",
     "open_checkpoint": "matsmerge.checkpoints.source",
     "open_statistics": "matsmerge.statistics.statistics_file",
@@ -78,7 +81,9 @@ __all__ = [
     "__version__",
     "advise",
     "collect",
+    "export",
     "extract_lora",
+    "load",
     "merge",
     "methods",
     "open_checkpoint",

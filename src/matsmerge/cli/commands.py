@@ -9,7 +9,9 @@ from matsmerge.cli import (
     advise_command,
     collect_command,
     display,
+    export_command,
     extract_command,
+    init_command,
     inspect_command,
     merge_command,
     stats_command,
@@ -32,17 +34,18 @@ CommandError: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == 
 app = typer.Typer(
     name="mats",
     help="Merge fine-tuned models into one, without training again.",
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("init")(init_command.init)
 app.command("train")(train_command.train)
 app.command("collect")(collect_command.collect)
 app.command("advise")(advise_command.advise)
 app.command("merge", cls=MergeCommand)(merge_command.merge)
 app.command("evaluate")(evaluate_command.evaluate)
 app.command("tune")(tune_command.tune)
+app.command("export")(export_command.export)
 app.command("extract-lora")(extract_command.extract_lora)
 app.command("cost")(cost_command.cost)
 app.command("inspect")(inspect_command.inspect)
@@ -81,10 +84,13 @@ def call(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code, and raises what goes wrong as it is."""
     command: Any = typer.main.get_command(app)
     try:
+        command._main_shell_completion({}, "mats")  # what a shell asks for by _MATS_COMPLETE
         with command.make_context("mats", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
+    except SystemExit as done:  # how typer ends what is about completion
+        return int(done.code or 0)
     except typer.Abort as abort:
         raise KeyboardInterrupt from abort
     return 0

@@ -127,6 +127,10 @@ class Screen(Options):
             for line in lines:
                 stdout.print(line, soft_wrap=True, style=style)
 
+    def next(self, command: str) -> None:
+        """Say which command comes next."""
+        self.say(f"next: {command}")
+
     def table(
         self,
         columns: Sequence[str | Text],

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+import yaml
+
 from matsmerge.errors import RecipeError
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.problems import reworded
@@ -22,3 +24,11 @@ def read_recipe(path: Path) -> tuple[Recipe, list[str]]:
         if "merge_method" in data:
             data, notes = from_mergekit(data)
         return make_recipe(data), notes
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as a file has it, without defaults, in the order in which one reads it."""
+    content = recipe.model_dump(mode="json", exclude_defaults=True)
+    first = [key for key in ("base", "models", "method") if key in content]
+    content = {key: content[key] for key in [*first, *(k for k in content if k not in first)]}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
