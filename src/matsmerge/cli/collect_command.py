@@ -5,7 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matsmerge.byte_sizes import parse_bytes
-from matsmerge.cli.collected_display import describe_collected, show_collected
+from matsmerge.cli.collected_display import (
+    describe_collected,
+    show_collected,
+    show_next_merge,
+)
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
 from matsmerge.cli.needs_display import describe_needs, show_needs
@@ -238,6 +242,8 @@ def collect(
             show_collected(statistics, target, screen)
     if process.is_first:
         screen.result(reports if len(models) > 1 else reports[0])
+        if not limits.dry_run:
+            show_next_merge(models, [kind.name for kind in options.collected], screen)
 
 
 def _check_limits(models: list[str], loading: Loading) -> None:

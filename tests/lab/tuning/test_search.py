@@ -384,3 +384,16 @@ def test_trials_of_a_killed_search_do_not_stay(
     assert {path.name for path in (setting / "tuned").iterdir()} == {
         "merge.json", "model", "recipe.yaml", "trials.jsonl", "tuning.json",
     }  # fmt: skip
+
+
+def test_values_at_the_edge_of_what_was_tried() -> None:
+    values = {"scale": [0.1, 0.2, 0.3], "iterations": [10, 20], "method": ["ties", "average"]}
+    space = SearchSpace({}, {**values, "density": [0.5], "rank": Range(0, 1)})
+    chosen = {"scale": 0.2, "iterations": 20, "method": "ties", "density": 0.5, "rank": 0.3}
+    assert space.remarks(chosen) == [
+        "iterations: the best value, 20, lies at the edge of what was tried; a larger one may be "
+        "better still"
+    ]
+    (remark,) = space.remarks({**chosen, "scale": 0.1, "iterations": 15})
+    assert remark.startswith("scale: the best value, 0.1,")
+    assert "a smaller one" in remark

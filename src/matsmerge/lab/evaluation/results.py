@@ -204,6 +204,18 @@ class Results:
             found.notes,
         )
 
+    @property
+    def verdict(self) -> str | None:
+        """What the scores say in a sentence; None where there is nothing to compare."""
+        ratios = {m: r for m in self.scores if (r := self.normalised(m)) is not None}
+        ratios.pop(INDIVIDUAL, None)
+        if ratios and INDIVIDUAL in self.scores:
+            name = max(ratios, key=lambda model: ratios[model])
+            return (
+                f"{name} reaches {ratios[name]:.1%} of what a model of its own for each task does"
+            )
+        return None
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Heads of columns, and rows, as text: score ± standard error, in percent where usual."""
         columns = [(name, metric) for name, task in self.tasks.items() for metric in task.metrics]

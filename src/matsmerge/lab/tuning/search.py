@@ -52,6 +52,7 @@ class Tuned:
     folder: Path  # with the chosen recipe, all trials, and the merged model
     metrics: Mapping[str, str]  # of each task
     in_percent: bool
+    remarks: Sequence[str] = ()  # on values that lie at the end of what was tried
 
 
 def tune(
@@ -109,7 +110,8 @@ def tune(
         staged.discard() if journal is not None and not journal.trials else staged.close()
         raise
     trials = list(journal.trials.values())
-    return Tuned(chosen, trials, target, scorer.metrics, scorer.in_percent)
+    remarks = space.remarks(chosen.choice)
+    return Tuned(chosen, trials, target, scorer.metrics, scorer.in_percent, remarks)
 
 
 @dataclass(frozen=True)
