@@ -15,6 +15,7 @@ GROUND = {
     "files",
     "limits",
     "markdown_text",
+    "notebook_table",
     "optional_import",
     "problems",
     "progress",

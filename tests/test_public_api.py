@@ -25,6 +25,7 @@ def test_names() -> None:
     ]  # fmt: skip
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None
+    assert dir(matsmerge) == sorted(matsmerge.__all__)
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = matsmerge.no_such_thing
 
@@ -36,7 +37,7 @@ def test_errors_are_one_tree() -> None:
 
 
 def test_the_lab_has_its_own_names() -> None:
-    assert matsmerge.lab.__all__ == ["evaluate", "train", "tune"]
+    assert matsmerge.lab.__all__ == ["evaluate", "report", "train", "tune"]
     for name in matsmerge.lab.__all__:
         assert callable(getattr(matsmerge.lab, name))
         assert not hasattr(matsmerge, name)

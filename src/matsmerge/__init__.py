@@ -93,6 +93,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     # Loaded on first use, so that `mats --help` need not wait for torch.
     if name not in __all__:

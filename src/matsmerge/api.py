@@ -48,6 +48,11 @@ class PlannedMerge:
     prepared: PreparedMerge
     notes: tuple[str, ...]  # what was decided without being asked
 
+    def __repr__(self) -> str:
+        names = ", ".join(str(entry.name) for entry in self.recipe.models)
+        size = f"{self.num_parameters:,} parameters"
+        return f"<PlannedMerge {names} by {self.recipe.method.name}: {size}>"
+
     @property
     def recipe(self) -> Recipe:
         return self.prepared.recipe

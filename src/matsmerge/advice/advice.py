@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from matsmerge.advice.answers import Answers
+from matsmerge.notebook_table import notebook_table
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.recipe_file import recipe_text
 
@@ -54,6 +55,15 @@ class Advice:
     cosines: tuple[tuple[float, ...], ...]  # between whole task vectors
     notes: tuple[str, ...]  # what planning the recipe had to say
     arguments: Mapping[str, Any]  # `matsmerge.merge(models, base, **arguments)` does the same
+
+    def __repr__(self) -> str:
+        num = len(self.warnings)
+        return f"<Advice {', '.join(self.models)}: {self.recipe.method.name}, {num} warnings>"
+
+    def _repr_html_(self) -> str:
+        found = {f"{i + 1}. {f.subject} ({f.level})": f.text for i, f in enumerate(self.findings)}
+        rows: dict[str, object] = {"in short": self.summary, "method": self.recipe.method.name}
+        return notebook_table(f"Advice on {', '.join(self.models)}", rows | found)
 
     @property
     def warnings(self) -> list[str]:
