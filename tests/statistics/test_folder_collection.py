@@ -45,7 +45,11 @@ def test_a_folder_and_a_task_file_are_as_on_the_command_line(place: Path, mats: 
     code, said, err = mats("collect", place / "model", *arguments, "--out", out)
     assert code == 0, err
     assert "the model answers" in said
-    assert f"next: mats merge {place / 'model'} MODEL2 --base BASE --method mats_kfac" in said
+    line = said.splitlines()[-1]
+    assert line == (
+        f"next: mats merge {place / 'model'} MODEL2 --base BASE --method mats_kfac "
+        f"--statistics={out} --statistics=FILE2 --out merged"
+    )
     written = place / "by_python.safetensors"
     found = matsmerge.collect(
         place / "model", place / "task.yaml", "kfac", num_examples=4, out=written, device="cpu"

@@ -243,7 +243,7 @@ def collect(
     if process.is_first:
         screen.result(reports if len(models) > 1 else reports[0])
         if not limits.dry_run:
-            show_next_merge(models, [kind.name for kind in options.collected], screen)
+            show_next_merge(models, given.out, [k.name for k in options.collected], screen)
 
 
 def _check_limits(models: list[str], loading: Loading) -> None:

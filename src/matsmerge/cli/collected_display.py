@@ -54,13 +54,17 @@ def show_collected(collected: "Statistics", target: Path, screen: Screen) -> Non
         )
 
 
-def show_next_merge(models: Sequence[str], kinds: Sequence[str], screen: Screen) -> None:
-    """Which merge the statistics are for."""
+def show_next_merge(
+    models: Sequence[str], out: Sequence[Path], kinds: Sequence[str], screen: Screen
+) -> None:
+    """Which merge the statistics are for; those beside the models need not be named."""
     method = "mats_kfac" if "kfac" in kinds else "mats" if "gram" in kinds else "diagonal_fisher"
     method = "block_fisher" if tuple(kinds) == ("block_fisher",) else method
-    listed = shlex.join(models)
-    others = " MODEL2" if len(models) == 1 else ""
-    screen.next(f"mats merge {listed}{others} --base BASE --method {method} --out merged")
+    files = [f"--statistics={path}" for path in out]
+    if len(models) == 1:
+        models, files = [*models, "MODEL2"], [*files, *(["--statistics=FILE2"] if out else [])]
+    listed = shlex.join([*models, "--base", "BASE", "--method", method, *files])
+    screen.next(f"mats merge {listed} --out merged")
 
 
 def show_kinds(collected: "Statistics", screen: Screen) -> None:

@@ -94,7 +94,9 @@ def _commands(asked: Exported) -> tuple[list[str], list[str]]:
 
 
 def _gguf(opened: "ModelFolder") -> Iterator[str]:
-    folder, name = str(opened.checkpoint.folder), Path(opened.source).name
+    # Whole paths, since the program is run in a folder of its own.
+    folder, base = (str(Path(str(c.folder)).resolve()) for c in (opened.checkpoint, opened.base))
+    name = Path(opened.source).name
     written = ("--outfile", f"{name}.gguf", "--outtype", "auto")
     if opened.adapter is None:
         yield shlex.join(["python", "convert_hf_to_gguf.py", folder, *written])
@@ -102,7 +104,6 @@ def _gguf(opened: "ModelFolder") -> Iterator[str]:
             "run it in a clone of llama.cpp; smaller files are made of this one by llama-quantize"
         )
         return
-    base = str(opened.base.folder)
     yield shlex.join(["python", "convert_lora_to_gguf.py", folder, "--base", base, *written])
     yield (
         "run it in a clone of llama.cpp; the file is given to llama-server with --lora, beside "
