@@ -129,7 +129,8 @@ def _find_head(opened: ModelFolder, task: str | None) -> Path | None:
             f"{opened.label}: has no heads/ to choose '{task}' from; leave out the task"
         )
     raise DataError(
-        f"{opened.label}: has no head for the task '{task}'{closest(task, heads)}; it has {known}"
+        f"{opened.label}: has heads for {known}, and none for the task '{task}'"
+        f"{closest(task, heads)}"
     )
 
 
