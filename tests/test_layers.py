@@ -17,6 +17,7 @@ GROUND = {
     "files",
     "limits",
     "markdown_text",
+    "notebook_table",
     "optional_import",
     "problems",
     "progress",

@@ -20,12 +20,12 @@ def test_names() -> None:
         "Advice", "AlignmentError", "Checkpoint", "CheckpointError", "DataError", "Executor",
         "Finding", "LocalExecutor", "MatsError", "Merged", "NonFiniteError", "OutputError",
         "PlannedMerge", "RayExecutor", "Recipe", "RecipeError", "ResourceError", "SerialExecutor", "Statistics",
-        "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "extract_lora", "merge", "methods",
-        "open_checkpoint", "open_statistics", "plan", "push", "read_recipe",
+        "StatisticsCallback", "StatisticsError", "__version__", "advise", "collect", "export", "extract_lora", "load",
+        "merge", "methods", "open_checkpoint", "open_statistics", "plan", "push", "read_recipe",
     ]  # fmt: skip
-    assert dir(matsmerge) == matsmerge.__all__
     for name in matsmerge.__all__:
         assert getattr(matsmerge, name) is not None
+    assert dir(matsmerge) == sorted(matsmerge.__all__)
     with pytest.raises(AttributeError, match="no_such_thing"):
         _ = matsmerge.no_such_thing
 
@@ -37,7 +37,7 @@ def test_errors_are_one_tree() -> None:
 
 
 def test_the_lab_has_its_own_names() -> None:
-    assert matsmerge.lab.__all__ == ["evaluate", "train", "tune"]
+    assert matsmerge.lab.__all__ == ["evaluate", "report", "train", "tune"]
     for name in matsmerge.lab.__all__:
         assert callable(getattr(matsmerge.lab, name))
         assert not hasattr(matsmerge, name)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from matsmerge.statistics.statistics import Statistics
     from matsmerge.statistics.statistics_callback import StatisticsCallback
     from matsmerge.statistics.statistics_file import open_statistics
+    from matsmerge.tasks.ready_model import export, load
 
 _HOMES = {
     "Advice": "matsmerge.advice.advice",
@@ -49,7 +50,9 @@ _HOMES = {
     "StatisticsCallback": "matsmerge.statistics.statistics_callback",
     "advise": "matsmerge.api",
     "collect": "matsmerge.statistics.collection_run",
+    "export": "matsmerge.tasks.ready_model",
     "extract_lora": "matsmerge.api",
+    "load": "matsmerge.tasks.ready_model",
     "merge": "matsmerge.api",
     "open_checkpoint": "matsmerge.checkpoints.source",
     "open_statistics": "matsmerge.statistics.statistics_file",
@@ -83,7 +86,9 @@ __all__ = [
     "__version__",
     "advise",
     "collect",
+    "export",
     "extract_lora",
+    "load",
     "merge",
     "methods",
     "open_checkpoint",
@@ -94,6 +99,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     # Loaded on first use, so that `mats --help` need not wait for torch.
     if name not in __all__:
@@ -101,7 +110,3 @@ def __getattr__(name: str) -> Any:
     if name == "methods":
         return importlib.import_module("matsmerge.methods")
     return getattr(importlib.import_module(_HOMES.get(name, "matsmerge.errors")), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

@@ -52,6 +52,11 @@ class PlannedMerge:
     notes: tuple[str, ...]  # what was decided without being asked
     earlier: tuple[PreparedMerge, ...] = ()  # merges whose results it uses, in their order
 
+    def __repr__(self) -> str:
+        names = ", ".join(str(entry.name) for entry in self.recipe.models)
+        size = f"{self.num_parameters:,} parameters"
+        return f"<PlannedMerge {names} by {self.recipe.method.name}: {size}>"
+
     @property
     def recipe(self) -> Recipe:
         return self.prepared.recipe

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from matsmerge.checkpoints.public_names import public_name, public_text
+from matsmerge.checkpoints.public_names import public_name, public_text, split_name
 
 
 @pytest.mark.parametrize(
@@ -39,3 +39,11 @@ def test_public_names(name: str, expected: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_only_paths_are_shortened(text: str, expected: str) -> None:
     assert public_text(text) == expected
+
+
+def test_names_in_front_of_sources(tmp_path: Path) -> None:
+    assert split_name("film=tuned/imdb") == ("film", "tuned/imdb")
+    assert split_name("owner/name@rev") == (None, "owner/name@rev")
+    folder = tmp_path / "lr=0.1"
+    folder.mkdir()
+    assert split_name(str(folder)) == (None, str(folder))

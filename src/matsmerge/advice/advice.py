@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import yaml
-
 from matsmerge.advice.answers import Answers
+from matsmerge.notebook_table import notebook_table
 from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe_file import recipe_text
 
 Level = Literal["good", "note", "warning"]
 
@@ -56,6 +56,15 @@ class Advice:
     notes: tuple[str, ...]  # what planning the recipe had to say
     arguments: Mapping[str, Any]  # `matsmerge.merge(models, base, **arguments)` does the same
 
+    def __repr__(self) -> str:
+        num = len(self.warnings)
+        return f"<Advice {', '.join(self.models)}: {self.recipe.method.name}, {num} warnings>"
+
+    def _repr_html_(self) -> str:
+        found = {f"{i + 1}. {f.subject} ({f.level})": f.text for i, f in enumerate(self.findings)}
+        rows: dict[str, object] = {"in short": self.summary, "method": self.recipe.method.name}
+        return notebook_table(f"Advice on {', '.join(self.models)}", rows | found)
+
     @property
     def warnings(self) -> list[str]:
         return [found.text for found in self.findings if found.level == "warning"]
@@ -63,10 +72,7 @@ class Advice:
     @property
     def recipe_text(self) -> str:
         """The recipe as a file has it."""
-        content = self.recipe.model_dump(mode="json", exclude_defaults=True)
-        order = ["base", "models", "method"]  # as one reads it
-        content = {key: content[key] for key in sorted(content, key=_place(order))}
-        return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        return recipe_text(self.recipe)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data for scripts, with None for what is infinite: JSON has no word for it."""
@@ -87,7 +93,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _place(order: list[str]) -> Any:
-    return lambda key: order.index(key) if key in order else len(order)

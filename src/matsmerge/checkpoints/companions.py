@@ -35,6 +35,8 @@ _NAMING_CODE = (
     "video_preprocessor_config.json",
 )
 _RELATIVE_IMPORT = re.compile(r"^\s*(?:import|from)\s+\.(\w+)", re.MULTILINE)
+# Written with the weights, or of no use without them.
+_OF_WEIGHTS = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 
 
 def companion_files(folder: Path | None) -> tuple[Path, ...]:
@@ -131,6 +133,14 @@ def _changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     """A configuration with changes, also in its parts."""
     parts = {k: _changed(config[k], v) for k, v in changes.items() if isinstance(v, Mapping)}
     return {**config, **changes, **parts}
+
+
+def copy_processor(folders: Sequence[Path], target: Path) -> None:
+    """Copy tokenizer and image processor, each file from the first folder that has it."""
+    for folder in folders:
+        for path in companion_files(folder):
+            if not matches(path.name, _OF_WEIGHTS) and not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)
 
 
 def add_chat_template(template: Any, folder: Path) -> None:

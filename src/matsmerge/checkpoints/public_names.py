@@ -35,6 +35,13 @@ def path_names(paths: Sequence[str]) -> Iterator[list[str]]:
         yield [re.sub(r"[^\w.-]+", "-", "-".join(p[-depth:])).strip("-.") for p in parts]
 
 
+def split_name(argument: str) -> tuple[str | None, str]:
+    """Name and source of a model on a command line: `PATH`, or `NAME=PATH`."""
+    name, equals, source = argument.partition("=")
+    is_named = bool(equals) and not _is_local(argument)
+    return (name, source) if is_named else (None, argument)
+
+
 def without_paths(value: Any, rename: Callable[[str], str] = public_name) -> Any:
     """Plain data, such as a recipe, with public names in place of local paths."""
     if isinstance(value, dict):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
+from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
 from matsmerge.limits import MOST_COUNTED
 
@@ -21,7 +22,8 @@ class Asked(Options):
     """What advice is wanted on."""
 
     models: list[str] = argument(metavar="MODEL...")
-    """The models to merge: files, folders or hub ids, or PEFT adapters' folders."""
+    """The models to merge: files, folders or hub ids, or PEFT adapters' folders; NAME=MODEL to
+    name one."""
 
     base: str | None = option(metavar="MODEL")
     """The model they were fine-tuned from; adapters know theirs."""
@@ -56,13 +58,20 @@ def advise(asked: Asked, earlier: Replacing, screen: JsonScreen) -> None:
         mats advise tuned/sst2 tuned/trec --base B --data sst2.jsonl --data trec.jsonl
     """
     import matsmerge
+    from matsmerge.checkpoints.public_names import split_name
     from matsmerge.files.whole_outputs import whole_file, writing
+    from matsmerge.recipes.recipe import short_names
 
     if asked.out is not None:
         check_file(asked.out, ".yaml", ".yml", overwrite=earlier.overwrite)
+    pairs = [split_name(model) for model in asked.models]
+    made = iter(short_names([s for n, s in pairs if not n], [n for n, _ in pairs if n]))
+    named = [(name or next(made), source) for name, source in pairs]
+    if len(dict(named)) < len(named):
+        raise RecipeError("two models have the same name; name them apart as in NAME=MODEL")
     with screen.bars() as bars:
         advice = matsmerge.advise(
-            asked.models,
+            dict(named),
             asked.base,
             statistics=asked.statistics or None,
             data=asked.data or None,
@@ -100,7 +109,7 @@ def _show(advice: "Advice", out: Path | None, screen: JsonScreen) -> None:
     screen.say(advice.summary, style="bold")
     screen.say("", advice.recipe_text.rstrip(), "")
     where = "" if out else "save this as recipe.yaml, then "
-    screen.say(f"next: {where}{_next_command(out)}")
+    screen.next(f"{where}{_next_command(out)}")
 
 
 def _model_table(advice: "Advice") -> tuple[list[str], Iterator[list[str]]]:

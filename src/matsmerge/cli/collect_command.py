@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matsmerge.byte_sizes import parse_bytes
+from matsmerge.cli.collected_display import show_next_merge
 from matsmerge.cli.collection_work import CollectionWork, collect_on
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
@@ -210,6 +211,8 @@ def collect(
         reports = [work.collect(i, screen) for i in range(len(models))]
     if process.is_first:
         screen.result(reports if len(models) > 1 else reports[0])
+        if not limits.dry_run:
+            show_next_merge(models, given.out, [k.name for k in options.collected], screen)
 
 
 def _check_limits(models: list[str], loading: Loading) -> None:

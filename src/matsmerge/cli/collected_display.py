@@ -1,5 +1,7 @@
 """What `mats collect` and `mats stats` say of statistics: what there is, and what there is not."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,12 +37,34 @@ def describe_collected(
 
 def show_collected(collected: "Statistics", target: Path, screen: Screen) -> None:
     """What was collected, and where it is."""
+    from matsmerge.statistics.statistics import MAIN
+
     header = collected.header
     show_kinds(collected, screen)
     screen.say(
         f"{header.num_examples} examples of {header.data[0].name} in {target} "
         f"({format_bytes(target.stat().st_size)})"
     )
+    marks = header.sets[MAIN].marks
+    if marks is not None and marks.num:
+        verdict = "poor: hardly better than" if marks.is_poor else "where it would be"
+        screen.say(
+            f"the model answers {marks.accuracy:.0%} of them rightly, {verdict} "
+            f"{marks.majority:.0%} with always the commonest label"
+        )
+
+
+def show_next_merge(
+    models: Sequence[str], out: Sequence[Path], kinds: Sequence[str], screen: Screen
+) -> None:
+    """Which merge the statistics are for; those beside the models need not be named."""
+    method = "mats_kfac" if "kfac" in kinds else "mats" if "gram" in kinds else "diagonal_fisher"
+    method = "block_fisher" if tuple(kinds) == ("block_fisher",) else method
+    files = [f"--statistics={path}" for path in out]
+    if len(models) == 1:
+        models, files = [*models, "MODEL2"], [*files, *(["--statistics=FILE2"] if out else [])]
+    listed = shlex.join([*models, "--base", "BASE", "--method", method, *files])
+    screen.next(f"mats merge {listed} --out merged")
 
 
 def show_kinds(collected: "Statistics", screen: Screen) -> None:

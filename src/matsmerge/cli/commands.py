@@ -1,6 +1,7 @@
 """The commands of `mats`. Only the one that is called is imported, with its options."""
 
 import importlib
+import os
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple
 
@@ -24,6 +25,11 @@ class Command(NamedTuple):
 
 _LAB = "matsmerge.lab.commands"
 COMMANDS = {
+    "init": Command(
+        "matsmerge.cli.init_command",
+        "init",
+        "Write a recipe to begin with: asks a few questions, or takes the answers as options.",
+    ),
     "train": Command(
         f"{_LAB}.train_command",
         "train",
@@ -59,6 +65,11 @@ COMMANDS = {
         f"{_LAB}.tune_command",
         "tune",
         "Choose what a recipe leaves open by the merged model's validation score.",
+    ),
+    "export": Command(
+        "matsmerge.cli.export_command",
+        "export",
+        "Write a model as a folder that transformers understands by itself.",
     ),
     "extract-lora": Command(
         "matsmerge.cli.extract_command",
@@ -114,7 +125,6 @@ def make_app(*loaded: str) -> typer.Typer:
     app = typer.Typer(
         name="mats",
         help="Merge fine-tuned models into one, without training again.",
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -147,14 +157,23 @@ def _options(
     """Merge fine-tuned models into one, without training again."""
 
 
+_COMPLETING = "_MATS_COMPLETE"  # is set by a shell that asks what could follow
+
+
 def call(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code, and raises what goes wrong as it is."""
-    command: Any = typer.main.get_command(make_app(*arguments[:1]))
+    is_completing = _COMPLETING in os.environ
+    loaded = COMMANDS if is_completing else arguments[:1]
+    command: Any = typer.main.get_command(make_app(*loaded))
     try:
+        if is_completing:
+            command._main_shell_completion({}, "mats")
         with command.make_context("mats", list(arguments)) as context:
             command.invoke(context)
     except typer.Exit as done:
         return done.exit_code
+    except SystemExit as done:  # how typer ends what is about completion
+        return int(done.code or 0)
     except typer.Abort as abort:
         raise KeyboardInterrupt from abort
     return 0

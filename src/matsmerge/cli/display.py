@@ -128,6 +128,10 @@ class Screen(Options):
             for line in lines:
                 stdout.print(with_urls(line), soft_wrap=True, style=style)
 
+    def next(self, command: str) -> None:
+        """Say which command comes next."""
+        self.say(f"next: {command}")
+
     def table(
         self,
         columns: Sequence[str | Text],

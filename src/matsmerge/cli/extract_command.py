@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
-from matsmerge.cli.merge_display import show_energies
+from matsmerge.cli.merge_display import show_energies, show_what_is_next
 from matsmerge.cli.shared_options import Replacing
 from matsmerge.limits import MOST_RANK
 
@@ -65,3 +65,4 @@ def extract_lora(asked: Extraction, earlier: Replacing, screen: JsonScreen) -> N
     screen.notes(made.notes)
     show_energies(layers, screen)
     screen.say(f"the LoRA is in {asked.out}")
+    show_what_is_next(made, asked.out, screen)

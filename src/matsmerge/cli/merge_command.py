@@ -12,7 +12,13 @@ from matsmerge.byte_sizes import format_bytes, parse_bytes
 from matsmerge.cli import merge_options
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import takes_options
-from matsmerge.cli.merge_display import describe, show_energies, show_plan, show_solutions
+from matsmerge.cli.merge_display import (
+    describe,
+    show_energies,
+    show_plan,
+    show_solutions,
+    show_what_is_next,
+)
 from matsmerge.cli.method_flags import MergeCommand, parse_method
 from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
@@ -43,16 +49,16 @@ def merge(
 
         mats merge recipe.yaml --out merged
 
-    or from options alone:
+    or from models and options:
 
-        mats merge --method task_arithmetic --scale 0.3 --base B --model A --model C --out merged
+        mats merge A C --base B --method task_arithmetic --scale 0.3 --out merged
 
-        mats merge --method mats_kfac --base B --model A --model C --statistics a.safetensors
+        mats merge one=A two=C --base B --method mats_kfac --statistics a.safetensors
         --statistics c.safetensors --out merged
 
     Adapters are models like others; they know their base:
 
-        mats merge --method ties --align knots --model LORA1 --model LORA2 --out merged
+        mats merge LORA1 LORA2 --method ties --align knots --out merged
     """
     method = parse_method(context.obj, parts.set_)
     changes = {
@@ -67,25 +73,26 @@ def merge(
     }
     if adapters.rank is not None and re.fullmatch(r"[0-9]{1,9}", adapters.rank):
         changes["rank"] = int(adapters.rank)
-    if general.recipe is not None:
+    recipe, models = _recipe_or_models(general.given, parts)
+    if recipe is not None:
         if method or any(value for _, value in parts):
             raise RecipeError(
                 "a recipe file says models, base, method, weights, statistics, data and "
                 "parameters itself; give either the file or these options"
             )
-        recipes, notes = _from_file(general.recipe, changes)
+        recipes, notes = _from_file(recipe, changes)
     else:
-        recipes, notes = [_from_options(parts, method, changes)], []
+        recipes, notes = [_from_options(models, parts, method, changes)], []
     import matsmerge
     from matsmerge.engine.hub_push import check_repo
     from matsmerge.engine.machine import keep_freed_memory
     from matsmerge.engine.output_folder import check_target
 
     memory = parse_bytes(running.max_memory) if running.max_memory else None
-    recipe = recipes[-1]
+    last = recipes[-1]
     executor: Executor = running.on_ray(
-        recipe.executor, running.workers, memory
-    ) or matsmerge.LocalExecutor(running.workers, memory, fork=True, device=recipe.device)
+        last.executor, running.workers, memory
+    ) or matsmerge.LocalExecutor(running.workers, memory, fork=True, device=last.device)
     max_shard_bytes = parse_bytes(files.shard_size)
     out = general.out
     if out is None and not running.dry_run:
@@ -127,6 +134,7 @@ def merge(
     if files.push is not None:
         matsmerge.push(out, files.push, public=files.public)
         screen.say(f"{out} is on the hub as {files.push}")
+    show_what_is_next(merged, out, screen)
 
 
 def _parse_list(text: str | None) -> list[int]:
@@ -153,6 +161,23 @@ def _parse_list(text: str | None) -> list[int]:
     return list(numbers)
 
 
+def _recipe_or_models(
+    given: Sequence[str], parts: merge_options.WithoutFile
+) -> tuple[Path | None, list[str]]:
+    """The recipe file, or the models, that a command line names.
+
+    A single argument is a recipe, unless it stands beside options that recipes have themselves.
+    """
+    from matsmerge.files.guarded_files import local_path
+
+    are_recipes = [local_path(text).suffix in (".yaml", ".yml") for text in given]
+    if len(given) == 1 and (are_recipes[0] or not any(value for _, value in parts)):
+        return local_path(given[0]), []
+    if any(are_recipes):
+        raise RecipeError(f"{given[are_recipes.index(True)]}: give one recipe file alone")
+    return None, [*given, *parts.model]
+
+
 def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list[str]]":
     """The recipes of a file, the last of them with what the command line changes."""
     check_names(path)
@@ -169,13 +194,19 @@ def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list
 
 
 def _from_options(
-    parts: merge_options.WithoutFile, method: dict[str, Any], changes: dict[str, Any]
+    models: Sequence[str],
+    parts: merge_options.WithoutFile,
+    method: dict[str, Any],
+    changes: dict[str, Any],
 ) -> "Recipe":
+    from matsmerge.checkpoints.public_names import split_name
     from matsmerge.recipes.recipe import make_recipe
 
-    if not parts.model:
-        raise RecipeError("no models: give a recipe file, or a --model for each model to merge")
-    entries: list[dict[str, Any]] = [{"model": path} for path in parts.model]
+    if not models:
+        raise RecipeError("no models: give a recipe file, or the models to merge")
+    entries: list[dict[str, Any]] = []
+    for name, source in map(split_name, models):
+        entries.append({"model": source} | ({"name": name} if name else {}))
     for key in ("weight", "statistics", "data"):
         values = getattr(parts, key)
         if values and len(values) != len(entries):

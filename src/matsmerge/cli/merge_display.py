@@ -1,5 +1,6 @@
 """What `mats merge` says: before, what it would do; after, how its layers ended."""
 
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -107,9 +108,31 @@ def show_solutions(merged: "Merged", screen: Screen) -> None:
         )
         iterations = sorted(r["iterations"] for r in reports)
         how = f", {_span(iterations)} iterations" if iterations[-1] else ""
-        left = f", objective {falls[len(falls) // 2]:.1%} of the init's (median)" if falls else ""
+        left = ""
+        if falls:
+            share = falls[len(falls) // 2]
+            left = f", distance from the models {share:.1%} of the starting merge's (median)"
         num = f"{len(reports)} layer{'s' if len(reports) > 1 else ''}"
         screen.say(f"{num}, {objective}{how}{left}: {Status[status.upper()].value}")
+
+
+def show_what_is_next(merged: "Merged", out: Path, screen: Screen) -> None:
+    """How to find out how good a merged model is, and how it is used: the last lines."""
+    from matsmerge.engine.model_card import load_call
+
+    folder = merged.folder
+    if merged.trajectory:
+        folder = folder / f"iteration-{max(merged.trajectory)}"
+        out = out / folder.name
+    if not any((folder / name).exists() for name in ("config.json", "adapter_config.json")):
+        screen.next(f"mats inspect {shlex.quote(str(out))}")
+        return
+    tasks, place = list(merged.report["heads"]), shlex.quote(str(out))
+    of = f" --task {tasks[0]}" if tasks else ""
+    screen.say(
+        f"how good it is has not been measured: mats evaluate {place} --task TASK.yaml",
+        f"use it: {load_call(str(out), tasks)} in Python, or mats export {place}{of} --out FOLDER",
+    )
 
 
 def show_energies(layers: Mapping[str, Mapping[str, Any]], screen: Screen) -> None:

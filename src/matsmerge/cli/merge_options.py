@@ -10,8 +10,8 @@ from matsmerge.limits import MOST_COUNTED
 class General(Options):
     """Options that recipes and methods of all kinds have."""
 
-    recipe: Path | None = argument(None)
-    """A recipe file (YAML), ours or mergekit's."""
+    given: list[str] = argument([], metavar="[RECIPE | MODEL...]")
+    """A recipe file (YAML), ours or mergekit's; or the models to merge, as with --model."""
 
     out: Path | None = option(short="-o")
     """Folder to write the merged model to, here or in a store (s3://BUCKET/NAME)."""
@@ -41,7 +41,8 @@ class WithoutFile(Options):
     panel = "Without a recipe file"
 
     model: list[str] = option([], metavar="MODEL")
-    """A model: file, folder, URL, or hub id with an optional @revision. Repeat for each."""
+    """A model: file, folder, URL, or hub id with an optional @revision; NAME=MODEL to name it.
+    Repeat for each."""
 
     base: str | None = option(metavar="MODEL")
     """The model they were fine-tuned from."""

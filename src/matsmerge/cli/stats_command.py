@@ -1,5 +1,6 @@
 """`mats stats`, and what `mats inspect` shows of statistics."""
 
+import shlex
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -56,6 +57,7 @@ def combine(asked: Combination, earlier: Replacing, screen: Screen) -> None:
     save_statistics(combined, asked.out, asked.dtype)
     sizes = " + ".join(str(part.header.num_examples) for part in parts)
     screen.say(f"{sizes} = {combined.header.num_examples} examples in {asked.out}")
+    screen.next(f"mats merge ... --statistics {shlex.quote(str(asked.out))}, or mats inspect it")
 
 
 class Compression(Options):
@@ -93,6 +95,7 @@ def compress(asked: Compression, earlier: Replacing, screen: Screen) -> None:
     )
     before, after = (format_bytes(Path(p).stat().st_size) for p in (asked.file, asked.out))
     screen.say(f"{before} in {asked.file}, {after} of rank {asked.rank} in {asked.out}")
+    screen.next(f"mats merge ... --statistics {shlex.quote(str(asked.out))}, or mats inspect it")
 
 
 def inspect(path: str, model: str | None, screen: JsonScreen) -> None:

@@ -13,6 +13,7 @@ from matsmerge.engine.model_card import make_mergekit_config, make_model_card
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
 from matsmerge.engine.worker import FINAL
+from matsmerge.tasks.head_record import HEADS
 
 
 def write_companions(
@@ -41,10 +42,10 @@ def write_companions(
 def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
     for model in prepared.alignment.models:
         if model.heads:
-            (folder / "heads").mkdir(exist_ok=True)
+            (folder / HEADS).mkdir(exist_ok=True)
             specs = {name: model.checkpoint.spec(name) for name in model.heads}
-            with (folder / "heads" / f"{model.name}.safetensors").open("wb") as file:
-                file.write(encode_header(specs, {"format": "pt"})[0])
+            with (folder / HEADS / f"{model.name}.safetensors").open("wb") as file:
+                file.write(encode_header(specs, prepared.head_records[model.name].metadata)[0])
                 for name in specs:
                     file.write(model.checkpoint[name].view(-1).view(torch.uint8).numpy().data)
 

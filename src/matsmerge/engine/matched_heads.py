@@ -20,12 +20,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.engine.prefix_task import AskedModel, naming
 from matsmerge.errors import DataError
 from matsmerge.models.pretrained import choose_dtype
 from matsmerge.progress import Progress
 from matsmerge.statistics.statistics import MAIN
 from matsmerge.tasks.batch import Batch
+from matsmerge.tasks.head_record import HEADS
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 
 # λ as a share of the mean of the diagonal of E[z zᵀ]. Validation scores differed by half a point
@@ -80,7 +82,7 @@ class HeadMatching:
     def _match(self, asked: AskedModel, folder: Path) -> None:
         dtype = choose_dtype(None, asked.model.checkpoint)
         own = asked.load(dtype)
-        file = folder / "heads" / f"{asked.model.name}.safetensors"
+        file = folder / HEADS / f"{asked.model.name}.safetensors"
         merged = load_model(
             folder, asked.described, head=file, need_targets=False, dtype=str(dtype).split(".")[-1]
         )
@@ -98,7 +100,7 @@ class HeadMatching:
                     parameter.data.copy_(value)
                     tensor = merged.head_names[f"{name}.{part}"]
                     stored[tensor] = value.to(stored[tensor].dtype).contiguous()
-        save_file(stored, file, {"format": "pt"})
+        save_file(stored, file, dict(read_header(file).metadata))
 
     @staticmethod
     def _stored(asked: AskedModel, loaded: LoadedModel) -> Mapping[str, str]:

@@ -2,7 +2,7 @@
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -31,13 +31,13 @@ from matsmerge.engine.manifest import (
 )
 from matsmerge.engine.measurement import measure
 from matsmerge.engine.output_folder import MANIFEST, OutputFolder, check_target
-from matsmerge.engine.plan import JOB_ELEMENTS
+from matsmerge.engine.plan import JOB_ELEMENTS, Job
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
 from matsmerge.engine.worker import FINAL, Receipt, Sink, Sinks, Worker
 from matsmerge.errors import MatsError, OutputError, ResourceError, machine_gave_out
 from matsmerge.methods.site import Measured
-from matsmerge.progress import Progress
+from matsmerge.progress import BYTES, Progress
 
 
 @dataclass(frozen=True)
@@ -184,12 +184,15 @@ class _Run:
             return
         jobs = [job for job in plan.jobs if job.index not in finished]
         jobs = spread(jobs, executor.devices)
-        progress.stage("merging", plan.num_input_bytes)
-        progress.advance(plan.num_input_bytes - sum(job.num_input_bytes for job in jobs))
+        # Of layers that are solved for each takes long, however few bytes it has.
+        num_layers = len(plan.layers)
+        unit, total = ("layers", num_layers) if num_layers else (BYTES, plan.num_input_bytes)
+        sizes = {j.index: j.num_layers if num_layers else j.num_input_bytes for j in plan.jobs}
+        progress.stage("merging", total, unit, total - sum(sizes[job.index] for job in jobs))
         merge = partial(self.worker.merge, measured=measured, sinks=sinks)
-        for receipt in executor.map(merge, jobs):
+        for receipt in executor.map(merge, _told(jobs, progress if num_layers else Progress())):
             yield receipt
-            progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
+            progress.advance(sizes[receipt.job_index])
 
     def merge_apart(self, measured: Mapping[str, Measured], folder: Path | None = None) -> Outcome:
         """Merge into memory, or into files in a `folder` that all workers see, and read these."""
@@ -250,6 +253,13 @@ class _Run:
         if FINAL not in prepared.models:  # the folder around several models
             write_paths(prepared, output.path)
         return manifest
+
+
+def _told(jobs: Iterable[Job], progress: Progress) -> Iterator[Job]:
+    """Jobs, each named as it is handed out."""
+    for job in jobs:
+        progress.advance(0, job.names[0].removesuffix(".weight"))
+        yield job
 
 
 def _write_all(

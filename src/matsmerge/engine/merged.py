@@ -9,6 +9,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.errors import OutputError
+from matsmerge.notebook_table import notebook_table
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +70,22 @@ class Merged(Mapping[str, Tensor]):
         where = "in memory" if self._place is None else f"in {self._place}"
         models = f", {len(self.trajectory)} iterations" if self.trajectory else ""
         return f"<Merged {where}: {len(self)} tensors{models}>"
+
+    def _repr_html_(self) -> str:
+        recipe = self.report["recipe"]
+        method = recipe["method"]
+        names = [m["name"] if isinstance(m, Mapping) else m for m in recipe["models"]]
+        return notebook_table(
+            "Merged",
+            {
+                "models": ", ".join(map(str, names)),
+                "method": method["name"] if isinstance(method, Mapping) else method,
+                "where": "in memory" if self._place is None else self._place,
+                "tensors": len(self),
+                "heads": ", ".join(self.report["heads"]) or "none apart",
+                "seconds": f"{sum(self.seconds.values()):.1f}",
+            },
+        )
 
     @property
     def _tied(self) -> Mapping[str, str]:

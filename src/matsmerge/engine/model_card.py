@@ -4,20 +4,21 @@ The models' cards are written by anybody and nothing of a merge depends on them.
 read says nothing, and so does a value of another type than expected.
 """
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from matsmerge.checkpoints.public_names import public_name
+from matsmerge.checkpoints.public_names import path_names, public_name
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import read_text
 from matsmerge.files.strict_yaml import parse_yaml
 from matsmerge.markdown_text import escape, fenced
 from matsmerge.recipes.mergekit_export import to_mergekit
-from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe import ModelEntry, Recipe
 from matsmerge.version import __version__
 
 if TYPE_CHECKING:
@@ -77,15 +78,17 @@ def make_model_card(
     recipe, notes = prepared.recipe, prepared.public_notes
     adapted = (prepared.output.config or {}).get("base_model_name_or_path")
     base = recipe.base or adapted
-    sources = [entry.model for entry in recipe.models]
+    sources = [_shown_name(entry) for entry in recipe.models]
     metadata = {
         **prepared.inherited,
         # The hub lists an adapter with the model it is on.
-        "base_model": [
-            _hub_name(part)
-            for source in dict.fromkeys([*([base] if base else []), *sources])
-            for part in source.split("+")  # a model and an adapter on it
-        ]
+        "base_model": list(
+            dict.fromkeys(
+                part
+                for source in [*([_hub_name(base)] if base else []), *sources]
+                for part in source.split("+")  # a model and an adapter on it
+            )
+        )
         if adapted is None
         else _hub_name(adapted),
         **({"base_model_relation": "merge"} if adapted is None else {}),
@@ -93,27 +96,44 @@ def make_model_card(
         "tags": ["merge", "mergekit", "matsmerge"],
     }
     rows = "\n".join(
-        f"| {escape(_hub_name(e.model))} | {_number(e.weight)} |" for e in recipe.models
+        f"| {escape(shown)} | {_number(entry.weight)} |"
+        for shown, entry in zip(sources, recipe.models, strict=True)
     )
     on = f"\nBase model: {escape(_hub_name(base))}\n" if base else ""
     listed = "".join(f"- {escape(note)}\n" for note in notes)
     noted = f"\n## Notes\n\n{listed}" if notes else ""
+    tasks = [model.name for model in prepared.alignment.models if model.heads]
+    use = (
+        f"\n## Use\n\n{fenced(_usage(title, tasks, library, loader), 'python')}\n"
+        if library
+        else ""
+    )
     code = yaml.safe_dump(recipe.published, sort_keys=False)
     return (
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {escape(recipe.name or title)}\n"
         "\n"
         f"Merged by **{escape(recipe.method.name)}** with matsmerge {__version__}.\n{on}\n"
-        f"| model | weight |\n|---|---|\n{rows}\n{_how_to_load(title, library, loader)}{noted}\n"
+        f"| model | weight |\n|---|---|\n{rows}\n{use}{noted}\n"
         f"## Recipe\n\n{fenced(code, 'yaml')}\n"
     )
 
 
-def _how_to_load(title: str, library: str | None, loader: str | None) -> str:
-    """The lines of Python that load the model, where it is known what does."""
-    if library is None or loader is None:
-        return ""
-    code = f"from {library} import {loader}\n\nmodel = {loader}.from_pretrained({title!r})\n"
-    return f"\n## Loading\n\n{fenced(code, 'python')}\n"
+def load_call(place: str, tasks: Sequence[str]) -> str:
+    """How a merged model is loaded in Python, with the head of the first of its tasks."""
+    task = f", task={json.dumps(tasks[0])}" if tasks else ""
+    return f"matsmerge.load({json.dumps(place, ensure_ascii=False)}{task})"
+
+
+def _usage(place: str, tasks: Sequence[str], library: str, loader: str | None) -> str:
+    """The lines of Python that load the model; a head of a task needs matsmerge."""
+    if not tasks and loader is not None:
+        return f"from {library} import {loader}\n\nmodel = {loader}.from_pretrained({place!r})\n"
+    others = f"  # or {', '.join(tasks[1:])}" if tasks[1:] else ""
+    return (
+        "import matsmerge\n\n"
+        "# A model of transformers, with its tokenizer and the names of its classes.\n"
+        f"model = {load_call(place, tasks)}{others}\n"
+    )
 
 
 def make_mergekit_config(recipe: Recipe) -> str | None:
@@ -121,6 +141,13 @@ def make_mergekit_config(recipe: Recipe) -> str | None:
     names = [entry.model for entry in recipe.models] + ([recipe.base] if recipe.base else [])
     config = to_mergekit(recipe, {name: public_name(name) for name in names})
     return None if config is None else yaml.safe_dump(config, sort_keys=False)
+
+
+def _shown_name(entry: ModelEntry) -> str:
+    """A model's hub id, or its name where the last part of its path is not what it is called."""
+    shown = _hub_name(entry.model)
+    made = next(path_names([entry.model]))[0]
+    return shown if shown == entry.model or entry.name in (None, made) else str(entry.name)
 
 
 def _hub_name(source: str) -> str:

@@ -110,6 +110,10 @@ class Job:
         """All parameters, site by site."""
         return [p.name for site in self.sites for p in site.parameters]
 
+    @property
+    def num_layers(self) -> int:
+        return sum(site.layer is not None for site in self.sites)
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -35,6 +35,7 @@ from matsmerge.problems import counted, listed
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
 from matsmerge.statistics.statistics import MAIN
+from matsmerge.tasks.head_record import HeadRecord, record_head
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class PreparedMerge:
     pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
     prefix: PrefixMerge | None = None
     heads: HeadMatching | None = None  # where heads are matched to the merged model
+    head_records: Mapping[str, HeadRecord] = field(default_factory=dict)  # by model name
     inherited: Mapping[str, Any] = field(default_factory=dict)  # of the models' cards
     chat_template: Any = None  # to write, where it is not that of the companions
     config_changes: Mapping[str, Any] = field(default_factory=dict)  # of config.json
@@ -228,6 +230,7 @@ def prepare(
         inputs.pretrained,
         prefix,
         heads,
+        _head_records(recipe, alignment),
         inherited,
         tokenizers.chat_template,
         config_changes,
@@ -270,6 +273,17 @@ def _match_heads(recipe: Recipe, alignment: Alignment) -> tuple[HeadMatching | N
     asked = (one for one in read_data(recipe, alignment) if one.model.heads)
     matching = HeadMatching(tuple(asked))
     return matching, matching.check()
+
+
+def _head_records(recipe: Recipe, alignment: Alignment) -> dict[str, HeadRecord]:
+    """What the file of each head will say of it."""
+    return {
+        model.name: record_head(
+            model.checkpoint.folder, None if entry.data is None else entry.data.task_file.labels
+        )
+        for model, entry in zip(alignment.models, recipe.models, strict=True)
+        if model.heads
+    }
 
 
 def _check_start(recipe: Recipe, inputs: Inputs) -> None:

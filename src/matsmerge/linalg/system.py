@@ -82,7 +82,8 @@ class Status(Enum):
         "of the init stay. More examples, a ridge or off_diagonal below 1 make the system regular"
     )
     FINISHED = (
-        "all iterations done; the objective still falls: more iterations move further from the init"
+        "all iterations done, as asked for; more of them move further from the init, which may "
+        "help or hurt: `mats tune` chooses the number by validation data"
     )
     CONVERGED = "the residual is below the tolerance; more iterations change nothing that matters"
     FILTERED = (

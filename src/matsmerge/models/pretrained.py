@@ -29,7 +29,7 @@ DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 _Digits = Annotated[str, Field(pattern=r"^\d{1,9}$")]
 
 
-class _ConfigContent(Content):
+class ConfigContent(Content):
     """The parts of a config.json that are used; transformers does not check their types."""
 
     model_type: str | None = None
@@ -57,7 +57,7 @@ def read_config(folder: Path) -> Any:
     path = folder / "config.json"
     if not path.is_file():
         raise DataError(f"{folder}: has no config.json, which says what model it is")
-    read_json_as(path, _ConfigContent, DataError)
+    read_json_as(path, ConfigContent, DataError)
     return read_with("AutoConfig", folder, f"{path}: the configuration")
 
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from matsmerge.errors import RecipeError
 from matsmerge.problems import noted
 from matsmerge.recipes.known_options import read_written
@@ -78,3 +80,11 @@ def _in_order(recipes: Sequence[Recipe]) -> list[Recipe]:
         order.append(ready[0])
         del waiting[ready[0]]
     return [recipes[i] for i in order]
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as a file has it, without defaults, in the order in which one reads it."""
+    content = recipe.model_dump(mode="json", exclude_defaults=True)
+    first = [key for key in ("base", "models", "method") if key in content]
+    content = {key: content[key] for key in [*first, *(k for k in content if k not in first)]}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)

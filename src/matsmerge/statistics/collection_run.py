@@ -6,7 +6,7 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from matsmerge.models.parameter_names import match_names
 from matsmerge.progress import AnyProgress, listener
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.collection_options import CollectionOptions, make_options
+from matsmerge.statistics.loss_terms import losses_by_labels
 from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
 from matsmerge.statistics.processes import (
     Process,
@@ -37,10 +38,13 @@ from matsmerge.statistics.statistics_file import (
     save_statistics,
 )
 
+# What may be said of data in a file.
+_CHOICES = ("num_examples", "shuffle", "split", "batch_size", "max_tokens", "device")
+
 
 def collect(
-    model: nn.Module,
-    batches: Iterable[Any],
+    model: nn.Module | str | Path,
+    batches: Iterable[Any] | str | Path,
     statistics: str | Sequence[str] = ("gram",),
     *,
     loss: Loss | None = None,
@@ -57,10 +61,17 @@ def collect(
 ) -> Statistics:
     """Measure what a model does on its data.
 
-    A batch is a tensor, a tuple or a mapping of tensors with examples along the first dimension,
-    passed to the model as it is; `attention_mask` and `decoder_attention_mask` in a mapping say
-    which rows are real. `loss(model, batch)` returns each example's negative log-likelihood, or
-    its logits and targets. Everything but `gram` needs it. Second moments of linear maps are kept
+    Of a model's folder or hub id, the data may be a file, or a task file (.yaml) that names it;
+    then `options` may also be `num_examples`, `shuffle`, `split`, `batch_size`, `max_tokens` and
+    `device`, as on the command line:
+
+        collect("tuned/sst2", "sst2.yaml", "kfac", out="sst2.safetensors", num_examples=500)
+
+    Otherwise data are batches: a tensor, a tuple or a mapping of tensors with examples along the
+    first dimension, passed to the model as it is; `attention_mask` and `decoder_attention_mask` in
+    a mapping say which rows are real. `loss(model, batch)` returns each example's negative
+    log-likelihood, or its logits and targets. Everything but `gram` needs it; where batches have
+    `labels`, a model of transformers needs none. Second moments of linear maps are kept
     by `rank` leading directions, "full" for whole matrices. The other options are those of
     `matsmerge.statistics.collection_options.CollectionOptions`.
 
@@ -69,11 +80,30 @@ def collect(
     With `torch.distributed` set up, each process passes batches of its own, and all get the total.
     `progress` is told how far it is: a listener, or a function of an `Update`.
     """
+    from_file = isinstance(batches, (str, Path))
+    choice = {key: options.pop(key) for key in _CHOICES if from_file and key in options}
     checked = make_options(statistics=statistics, rank=rank, **options)
     parse_dtype(dtype)
     output = None if out is None else Output(local_path(out), dtype, resume, overwrite)
     if output is not None:
         check_output(output.path, overwrite=overwrite, resume=resume)
+    if isinstance(batches, (str, Path)):
+        from matsmerge.statistics.folder_collection import prepare_folder
+
+        prepared = prepare_folder(model, batches, checked, loss, choice)
+        found = prepared.run(output, progress)
+        _warn([*prepared.notes, *prepared.collection.notes])
+        return found
+    if isinstance(model, (str, Path)):
+        from matsmerge.tasks.ready_model import load
+
+        checkpoint = model if checkpoint is None else checkpoint
+        model = load(model)
+    assert isinstance(model, nn.Module)
+    if loss is None and checked.wants_gradients:
+        first, batches = _peek(batches)
+        has_labels = isinstance(first, Mapping) and first.get("labels") is not None
+        loss = losses_by_labels if has_labels else None
     source = open_checkpoint(model if checkpoint is None else checkpoint)
     names = None if checkpoint is None else match_names(model, source)
     origin = Origin(name=public_name(name or source.label), fingerprint=fingerprint(source))
@@ -81,9 +111,20 @@ def collect(
     batches = assign_sets(batches, checked)
     of_data = Origin(name=public_name(data), fingerprint="")
     result = run(collection, batches, origin, of_data, output, progress)
-    for note in collection.notes:
-        warnings.warn(note, stacklevel=2)
+    _warn(collection.notes)
     return result
+
+
+def _warn(notes: Iterable[str]) -> None:
+    for note in notes:
+        warnings.warn(note, stacklevel=3)
+
+
+def _peek(batches: Iterable[Any]) -> tuple[Any, Iterable[Any]]:
+    """The first batch, None if there is none; and all batches."""
+    waiting = iter(batches)
+    first = list(islice(waiting, 1))
+    return (first[0] if first else None), chain(first, waiting)
 
 
 def assign_sets(batches: Iterable[Any], options: CollectionOptions) -> Iterable[tuple[str, Any]]:

@@ -1,14 +1,15 @@
 """What is sent back through a model: one scalar for each example."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.marks import Marks
+from matsmerge.tasks.causal_lm import CausalLM
 from matsmerge.tasks.prediction import IGNORED, Prediction
 
 
@@ -78,3 +79,18 @@ def _check_targets(prediction: Prediction, numbers: Sequence[int]) -> None:
         f"model has {num_classes} classes"
         for where in wrong.nonzero().tolist()[:10]
     )
+
+
+def losses_by_labels(model: nn.Module, batch: Any) -> Prediction:
+    """What a model of transformers says of a batch, and its labels, shifted where it would."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if labels is None or labels.is_floating_point():
+        found = "none" if labels is None else f"numbers of {labels.dtype}"
+        raise DataError(
+            f"expected 'labels' in the batches that are classes or tokens, found {found}; give "
+            "loss=f with f(model, batch) returning the negative log-likelihood of each example"
+        )
+    logits = model(**batch).logits
+    if type(model).__name__.endswith(CausalLM.architectures):
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    return Prediction(logits, labels)

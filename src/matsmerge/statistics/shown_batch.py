@@ -47,8 +47,14 @@ class ShownBatch(Batch):
         return self.take([order[n % len(order)] for n in range(num_examples)])
 
 
+def plain_batch(item: Any) -> Any:
+    """A mapping as a dict: torch sees no tensors in what tokenizers return."""
+    return dict(item) if isinstance(item, Mapping) else item
+
+
 def show(item: Any, model: nn.Module, next_number: int) -> ShownBatch:
     """See what a batch is made of; examples without a number get the next ones."""
+    item = plain_batch(item)
     device = next(
         (p.device for p in model.parameters() if p.device.type != "meta"), torch.device("cpu")
     )
@@ -70,7 +76,7 @@ def count_examples(item: Any) -> int:
     """The number of examples in a batch."""
     if isinstance(item, Batch):
         return len(item.examples)
-    tensors = [t for t in tree_flatten(item)[0] if isinstance(t, Tensor) and t.ndim]
+    tensors = [t for t in tree_flatten(plain_batch(item))[0] if isinstance(t, Tensor) and t.ndim]
     if not tensors:
         raise DataError(
             f"a batch holds no tensors, found {type(item).__name__}; a batch is a tensor, or a "

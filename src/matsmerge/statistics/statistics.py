@@ -25,6 +25,7 @@ from matsmerge.errors import StatisticsError
 from matsmerge.linalg.nystrom import SEED, truncate_factor
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.linalg.truncated import Truncated
+from matsmerge.notebook_table import notebook_table
 from matsmerge.statistics.collection_options import CollectionOptions, Rank
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.sketch_sum import factored
@@ -118,6 +119,26 @@ class Statistics:
     header: Header
     arrays: Checkpoint
     device: str = "cpu"
+
+    def __repr__(self) -> str:
+        header = self.header
+        kinds = ", ".join(self.kinds)
+        return f"<Statistics {kinds} of {header.model.name}, {header.num_examples} examples>"
+
+    def _repr_html_(self) -> str:
+        header = self.header
+        marks = header.sets[MAIN].marks
+        return notebook_table(
+            "Statistics",
+            {
+                "kinds": ", ".join(self.kinds),
+                "model": header.model.name,
+                "data": ", ".join(origin.name for origin in header.data),
+                "examples": header.num_examples,
+                "linear maps": len(header.maps),
+            }
+            | ({"right": f"{marks.accuracy:.1%}"} if marks is not None and marks.num else {}),
+        )
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -25,11 +25,10 @@ from matsmerge.optional_import import import_optional
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.collection_options import make_options
 from matsmerge.statistics.collection_run import assign_sets
+from matsmerge.statistics.loss_terms import losses_by_labels
 from matsmerge.statistics.shown_batch import count_examples
 from matsmerge.statistics.statistics import Origin
 from matsmerge.statistics.statistics_file import BESIDE, parse_dtype, save_statistics
-from matsmerge.tasks.causal_lm import CausalLM
-from matsmerge.tasks.prediction import Prediction
 
 On = Literal["train_end", "save"]
 
@@ -138,8 +137,8 @@ class StatisticsCallback(_TrainerCallback):  # type: ignore[misc]
         if isinstance(self._data, DataLoader):
             num_examples = 0
             for batch in self._data:
-                yield _plain(batch)
-                num_examples += count_examples(_plain(batch))
+                yield batch
+                num_examples += count_examples(batch)
                 if self._num_examples is not None and num_examples >= self._num_examples:
                     return
             return
@@ -148,22 +147,7 @@ class StatisticsCallback(_TrainerCallback):  # type: ignore[misc]
             kept = {*signature(type(model).forward).parameters} | _LABELS
         rows = self._rows()
         while batch := list(islice(rows, args.per_device_eval_batch_size)):
-            yield _plain(collate([_cut(row, kept) for row in batch]))
-
-
-def losses_by_labels(model: nn.Module, batch: Any) -> Prediction:
-    """What a model of transformers says of a batch, and its labels, shifted where it would."""
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if labels is None or labels.is_floating_point():
-        found = "none" if labels is None else f"numbers of {labels.dtype}"
-        raise DataError(
-            f"expected 'labels' in the batches that are classes or tokens, found {found}; give "
-            "loss=f with f(model, batch) returning the negative log-likelihood of each example"
-        )
-    logits = model(**batch).logits
-    if type(model).__name__.endswith(CausalLM.architectures):
-        logits, labels = logits[:, :-1], labels[:, 1:]
-    return Prediction(logits, labels)
+            yield collate([_cut(row, kept) for row in batch])
 
 
 @contextmanager
@@ -215,8 +199,3 @@ def _cut(row: Any, kept: set[str] | None) -> Any:
     if kept is None or not isinstance(row, Mapping):
         return row
     return {key: value for key, value in row.items() if key in kept}
-
-
-def _plain(batch: Any) -> Any:
-    """A batch as a plain dict; what tokenizers return is none."""
-    return dict(batch) if isinstance(batch, Mapping) else batch

@@ -31,6 +31,7 @@ from matsmerge.models.peft_model import (
     unfold,
 )
 from matsmerge.models.pretrained import choose_dtype, load_pretrained, quiet, skeleton
+from matsmerge.tasks.head_record import HeadRecord, read_record
 from matsmerge.tasks.kinds import TaskKind, choose_kind, kind_of_encoder, kind_of_model
 from matsmerge.tasks.task import Task, TaskOptions, has_any
 from matsmerge.tasks.task_file import TaskFile
@@ -82,35 +83,35 @@ def load_model(
     file = file or TaskFile()
     opened = open_model(source)
     head = head or file.head
-    loading = _Loading(
+    loading = Loading(
         opened,
         opened.read_config(),
-        file,
-        file.options(need_targets=need_targets),
         None if head is None else open_checkpoint(head),
         choose_dtype(dtype, opened.base),
         device_map,
+        file,
+        file.options(need_targets=need_targets),
         kept or KeptBase(),
     )
     loaded = loading.adapted(also) if opened.adapter is not None else loading.full()
     loaded.model.eval()
     if device_map is None:
-        _move(loaded.model, device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        move(loaded.model, device)
     return loaded
 
 
 @dataclass(frozen=True)
-class _Loading:
-    """One call of `load_model`: its arguments, opened and checked."""
+class Loading:
+    """A model that is being loaded: what was asked for, opened and checked."""
 
     opened: ModelFolder
     config: Any  # of the model, changed as its head needs it
-    file: TaskFile
-    options: TaskOptions
     head: Checkpoint | None
     dtype: torch.dtype
     device_map: str | Mapping[str, Any] | None
-    kept: KeptBase
+    file: TaskFile = field(default_factory=TaskFile)
+    options: TaskOptions = field(default_factory=TaskOptions)
+    kept: KeptBase = field(default_factory=KeptBase)
 
     def full(self) -> LoadedModel:
         """Load a full model, whose head may be in another file."""
@@ -155,24 +156,36 @@ class _Loading:
     def _model(self, of_adapter: Mapping[str, TensorSpec]) -> LoadedModel:
         """A model of transformers, its head from a file or, later, from the adapter."""
         base, config, head = self.opened.base, self.config, self.head
-        inferred = kind_of_model(config, self.opened.adapter)
+        inferred = read_record(head).kind or kind_of_model(config, self.opened.adapter)
         kind = choose_kind(self.opened.label, self.file.kind, inferred, config)
-        auto_class = kind.model_class(base.label, config)
+        model, head_names, notes = self.place(kind.model_class(base.label, config), of_adapter)
+        own: Any = model.config
+        if getattr(own, "use_cache", False):
+            own.use_cache = False  # keys and values are for generating text
+        task = make_task(kind, model, self.opened, self.file.tokenizer, self.options)
+        names = {n: s for n, s in match_names(model, base).items() if n not in head_names}
+        return LoadedModel(model, task, base, names, head_names, None, head, notes)
+
+    def place(
+        self, model_class: Any, of_adapter: Mapping[str, TensorSpec]
+    ) -> tuple[nn.Module, dict[str, str], list[str]]:
+        """A model of a class, with its head; the head's parameters in its file, and notes."""
+        base, config, head = self.opened.base, self.config, self.head
         given = dict(of_adapter) | (peft_saved(head.specs) if head is not None else {})
         supplied: set[str] = set()
         head_names: dict[str, str] = {}
         if given:
-            num_classes = num_classes_of_head(auto_class, config, given)
+            num_classes = num_classes_of_head(model_class, config, given)
             if num_classes is not None and num_classes != config.num_labels:
                 config.num_labels = num_classes
-            empty = skeleton(auto_class, config)
+            empty = skeleton(model_class, config)
             if head is not None:
                 head_names = head_parameters(empty, head)
             supplied = set(head_names) | {n for n, _ in empty.named_parameters() if n in of_adapter}
         # What must be the same for a base to be used again.
         key = (
             base.place,
-            auto_class,
+            model_class,
             config.num_labels,
             self.dtype,
             str(self.device_map),
@@ -181,7 +194,7 @@ class _Loading:
         model, notes = self.kept.take(
             key,
             lambda: load_pretrained(
-                auto_class,
+                model_class,
                 base,
                 config,
                 self.dtype,
@@ -192,13 +205,8 @@ class _Loading:
         )
         if head is not None:
             notes += put_head(model, head, head_names)
-            _forget_names(model)
-        own: Any = model.config
-        if getattr(own, "use_cache", False):
-            own.use_cache = False  # keys and values are for generating text
-        task = make_task(kind, model, self.opened, self.file.tokenizer, self.options)
-        names = {n: s for n, s in match_names(model, base).items() if n not in head_names}
-        return LoadedModel(model, task, base, names, head_names, None, head, notes)
+            _name_classes(model, read_record(head))
+        return model, head_names, notes
 
     def _encoder(self, head: Checkpoint) -> LoadedModel:
         """An encoder with a linear layer on it."""
@@ -237,7 +245,9 @@ def make_task(
         return kind(model, folder, options)
 
 
-def _move(model: nn.Module, device: str) -> None:
+def move(model: nn.Module, device: str | None) -> None:
+    """Put a model on a device; by default on a GPU, if there is one."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         model.to(device)
     except (RuntimeError, AssertionError) as error:  # torch raises either for what is not there
@@ -246,8 +256,12 @@ def _move(model: nn.Module, device: str) -> None:
         ) from error
 
 
-def _forget_names(model: nn.Module) -> None:
-    """Forget what classes are called: with a head from elsewhere, they are other classes."""
+def _name_classes(model: nn.Module, record: HeadRecord) -> None:
+    """Call classes what a head's file does: those in the base's configuration are others."""
     config: Any = model.config
-    config.id2label = {number: f"LABEL_{number}" for number in range(config.num_labels)}
+    numbered = [f"LABEL_{number}" for number in range(config.num_labels)]
+    names = record.labels if len(record.labels or ()) == len(numbered) else numbered
+    config.id2label = dict(enumerate(names or numbered))
     config.label2id = {name: number for number, name in config.id2label.items()}
+    if record != HeadRecord():
+        config.problem_type = record.problem_type

@@ -1,5 +1,6 @@
 """`mats experiment` and `mats demo` on the command line."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,3 +84,16 @@ def test_bad_input(
     assert code == 1
     assert message in err.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_lacks_is_said_before_the_first_step(
+    mats: Mats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    code, out, err = mats("demo", "--out", tmp_path / "demo")
+    assert (code, out) == (1, "")
+    assert "this needs accelerate" in err
+    assert "this needs plotly" in err
+    assert "pip install 'matsmerge[lab]'" in " ".join(err.split())
+    assert not (tmp_path / "demo").exists()

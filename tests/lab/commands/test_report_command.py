@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-import matsmerge
+import matsmerge.lab
+from matsmerge.errors import DataError
 from matsmerge.lab.experiments.suite_results import Row, Scores, SuiteResults, VariantResults
 from matsmerge.lab.reports import merge_subspaces, picture
 from matsmerge.statistics.statistics_file import save_statistics
@@ -152,3 +153,13 @@ def test_a_picture_of_a_merge_needs_scores(
     code, _, error = mats("report", merged, "--picture", tmp_path / "p.svg")
     assert code == 1
     assert "give those of this merge with --scores" in " ".join(error.split())
+
+
+def test_from_python(tmp_path: Path, save_model: Callable[..., Path]) -> None:
+    models = [save_model(name, {"w": torch.ones(2, 2)}) for name in ("a", "b")]
+    merged = matsmerge.merge(models, out=tmp_path / "merged").folder
+    written = [tmp_path / "r.html", tmp_path / "r.md"]
+    assert matsmerge.lab.report(merged, written[0], markdown=written[1]) == written
+    assert "2 models merged by average" in written[0].read_text()
+    with pytest.raises(DataError, match="say what to write"):
+        matsmerge.lab.report(merged)

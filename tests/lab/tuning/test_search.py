@@ -11,6 +11,7 @@ import yaml
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification
 
+import matsmerge.lab
 from matsmerge.errors import RecipeError
 from matsmerge.files.journal_file import JournalFile, read_journal_lines
 from matsmerge.lab.tuning import trial_score
@@ -384,3 +385,32 @@ def test_trials_of_a_killed_search_do_not_stay(
     assert {path.name for path in (setting / "tuned").iterdir()} == {
         "merge.json", "model", "recipe.yaml", "trials.jsonl", "tuning.json",
     }  # fmt: skip
+
+
+def test_values_at_the_edge_of_what_was_tried() -> None:
+    values: dict[str, Any] = {
+        "scale": [0.1, 0.2, 0.3],
+        "iterations": [10, 20],
+        "method": ["ties", "average"],
+    }
+    space = SearchSpace({}, {**values, "density": [0.5], "rank": Range(0, 1)})
+    chosen = {"scale": 0.2, "iterations": 20, "method": "ties", "density": 0.5, "rank": 0.3}
+    assert space.remarks(chosen) == [
+        "iterations: the best value, 20, lies at the edge of what was tried; a larger one may be "
+        "better still"
+    ]
+    (remark,) = space.remarks({**chosen, "scale": 0.1, "iterations": 15})
+    assert remark.startswith("scale: the best value, 0.1,")
+    assert "a smaller one" in remark
+
+
+def test_from_python_with_a_recipe_and_a_search(setting: Path) -> None:
+    path = recipe(setting, "task_arithmetic")
+    files = [setting / f"{name}.yaml" for name in ("one", "two")]
+    found = matsmerge.lab.tune(path, files, setting / "a", search={"scale": "0.2,0.4"})
+    assert len(found.trials) == 2
+    assert repr(found).startswith("<Tuned {'scale': 0.")
+    assert "Tuned" in found._repr_html_()
+    assert len(found.remarks) == 1
+    with pytest.raises(RecipeError, match="leave out search="):
+        matsmerge.lab.tune(SearchSpace({}, {}), files, setting / "b", search={"scale": "0,1"})

@@ -1,5 +1,6 @@
 """`mats evaluate`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,5 +100,11 @@ def evaluate(asked: Scoring, running: Running, earlier: Replacing, screen: JsonS
     screen.result(results.to_json())
     screen.say(results.title)  # as a table's title it would be folded to the table's width
     screen.table(*results.cells())
+    if (verdict := results.verdict) is not None:
+        screen.say(verdict)
     if target is not None:
         screen.say(f"results and predictions in {target}")
+        merged = shlex.quote(next(iter(named.values())))
+        screen.next(f"mats report {merged} --scores {shlex.quote(str(target))}")
+    else:
+        screen.next("the same with --out FOLDER keeps scores and predictions, for mats report")

@@ -14,6 +14,7 @@ from matsmerge.cli.shared_options import Execution
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_COUNTED
 from matsmerge.optional_import import import_optional
+from matsmerge.problems import noted
 
 if TYPE_CHECKING:
     from matsmerge.lab.experiments.score_tables import Table
@@ -26,6 +27,7 @@ experiment = typer.Typer(
 )
 
 REPORT = "report.html"
+_NEEDED = ("transformers", "accelerate", "plotly")  # plotly: for the report at the end
 
 
 class Running(Execution):
@@ -85,6 +87,7 @@ def run(asked: Restriction, running: Running, screen: Screen) -> None:
 
     mats experiment run paper-t0-8 --base t5-large-lm-adapt --data folder
     """
+    _check_needs()
     from matsmerge.lab.experiments.suite import find_suite
     from matsmerge.lab.experiments.suite_run import run_suite
     from matsmerge.lab.reports.paper_numbers import paper_column
@@ -105,6 +108,7 @@ def resume(
     screen: Screen,
 ) -> None:
     """Continue a run where it was left."""
+    _check_needs()
     from matsmerge.lab.experiments.suite_run import resume_suite
 
     _run(partial(resume_suite, folder, **running.given), folder, screen)
@@ -133,6 +137,7 @@ class DemoFolder(Options):
 @takes_options
 def demo(folder: DemoFolder, running: Running, screen: Screen) -> None:
     """Merge four models of real tasks in seven ways, in a few minutes, and look at the result."""
+    _check_needs()
     from matsmerge.lab.experiments.suite import find_suite
     from matsmerge.lab.experiments.suite_run import run_suite
 
@@ -148,12 +153,21 @@ def _run(work: "Callable[..., SuiteResults]", folder: Path, screen: Screen) -> N
     from matsmerge.lab.experiments.score_tables import score_tables
     from matsmerge.lab.reports.report_files import Outputs, write_report
 
-    import_optional("plotly")  # for the report at the end
     with screen.bars() as bars:
         results = work(progress=bars)
     write_report(folder, Outputs(page=folder / REPORT), overwrite=True)
     _show(score_tables(results), screen)
-    screen.say(f"report: {folder / REPORT}")
+    screen.say(f"everything is in {folder}")
+    screen.next(f"open {folder / REPORT} in a browser")
+
+
+def _check_needs() -> None:
+    """Refuse to begin where a library lacks that some step needs, the report at the end too."""
+    problems: list[str] = []
+    for module in _NEEDED:
+        with noted(problems, DataError):
+            import_optional(module)
+    DataError.raise_all(problems)
 
 
 def _show(tables: "Iterable[Table]", screen: Screen) -> None:

@@ -52,3 +52,5 @@ def report(asked: Report, earlier: Replacing, screen: Screen) -> None:
             progress=bars,
         )
     screen.say(*(f"written: {path}" for path in chosen if path is not None))
+    if page is not None:
+        screen.next(f"open {page} in a browser; it needs no network")

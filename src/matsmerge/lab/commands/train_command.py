@@ -1,5 +1,6 @@
 """`mats train`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,3 +97,9 @@ def _show(trained: "Trained", screen: Screen) -> None:
         f"{manifest['num_steps']} batches{early}; the state after batch {manifest['kept']} is in "
         f"{trained.folder}"
     )
+    kept = next((c for c in manifest["checkpoints"] if c["step"] == manifest["kept"]), None)
+    if kept is not None:
+        measure = manifest["tasks"][0]["measure"] if len(tasks) == 1 else "mean over tasks"
+        screen.say(f"how good it is: {kept['score']:.4f} on validation data ({measure})")
+    place = shlex.quote(str(trained.folder))
+    screen.next(f"mats collect {place} --task TASK.yaml --statistics kfac")

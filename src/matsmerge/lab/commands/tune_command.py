@@ -1,5 +1,6 @@
 """`mats tune`."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,7 @@ def tune(
 
 
 def _show(found: "Tuned", screen: Screen) -> None:
+    from matsmerge.lab.tuning.search import MODEL
     from matsmerge.lab.tuning.search_space import describe
 
     best, tasks = found.best, list(found.best.scores)
@@ -128,4 +130,9 @@ def _show(found: "Tuned", screen: Screen) -> None:
     screen.notes(
         f"{describe(t.choice)}: {t.failure}" for t in found.trials if t.failure is not None
     )
-    screen.say(f"the recipe, the model and all trials are in {found.folder}")
+    screen.notes(found.remarks)
+    screen.say(
+        f"best: {describe(best.choice)}, {factor * best.score:.{digits}f} on validation data",
+        f"the recipe, the model and all trials are in {found.folder}",
+    )
+    screen.next(f"mats evaluate {shlex.quote(str(found.folder / MODEL))} --task TASK.yaml")

@@ -4,8 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from matsmerge.checkpoints.public_names import path_names
-from matsmerge.checkpoints.source import local_path
+from matsmerge.checkpoints.public_names import path_names, split_name
 from matsmerge.errors import DataError
 from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
 
@@ -23,12 +22,7 @@ def name_models(models: Models) -> dict[str, str]:
 
 def parse_named(arguments: Sequence[str]) -> dict[str, str]:
     """Models from a command line: `PATH`, or `NAME=PATH`."""
-    pairs: list[tuple[str | None, str]] = []
-    for argument in arguments:
-        name, equals, source = argument.partition("=")
-        is_named = bool(equals) and not local_path(argument).exists()
-        pairs.append((name, source) if is_named else (None, argument))
-    return _named(pairs)
+    return _named([split_name(argument) for argument in arguments])
 
 
 def _named(pairs: Sequence[tuple[str | None, str]]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from matsmerge.files.guarded_files import Content, Count, parse_as, quoted
 from matsmerge.lab.evaluation.metrics import METRICS, RESAMPLING_SEED, Score
 from matsmerge.lab.evaluation.outcome import Outcome
 from matsmerge.markdown_text import escape as escape_markdown
+from matsmerge.notebook_table import notebook_table
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -203,6 +204,28 @@ class Results:
             found.versions,
             found.notes,
         )
+
+    def __repr__(self) -> str:
+        return f"<Results {', '.join(self.scores)} on {', '.join(self.tasks)}>"
+
+    def _repr_html_(self) -> str:
+        heads, rows = self.cells()
+        shown = {
+            row[0]: ", ".join(map(" ".join, zip(heads[1:], row[1:], strict=True))) for row in rows
+        }
+        return notebook_table(self.title, shown)
+
+    @property
+    def verdict(self) -> str | None:
+        """What the scores say in a sentence; None where there is nothing to compare."""
+        ratios = {m: r for m in self.scores if (r := self.normalised(m)) is not None}
+        ratios.pop(INDIVIDUAL, None)
+        if ratios and INDIVIDUAL in self.scores:
+            name = max(ratios, key=lambda model: ratios[model])
+            return (
+                f"{name} reaches {ratios[name]:.1%} of what a model of its own for each task does"
+            )
+        return None
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Heads of columns, and rows, as text: score ± standard error, in percent where usual."""

@@ -20,14 +20,13 @@ from matsmerge.progress import Progress
 from matsmerge.tasks.batch import Batch
 from matsmerge.tasks.batch_order import make_batches
 from matsmerge.tasks.generation import Generation
+from matsmerge.tasks.head_record import HEADS, find_heads
 from matsmerge.tasks.kinds import TASKS, TaskKind
 from matsmerge.tasks.loaded_model import LoadedModel
 from matsmerge.tasks.prediction import IGNORED, Prediction
 from matsmerge.tasks.task import Encoded, Task, encode_all
 from matsmerge.tasks.task_file import TaskFile
 from matsmerge.tasks.text_task import AnswerTask
-
-HEADS = "heads"
 
 
 @dataclass(frozen=True)
@@ -151,10 +150,10 @@ def resolve_head(model_folder: str | Path, task_file: TaskFile) -> str | None:
         folder = open_checkpoint(model_folder).folder
     if folder is None or not (folder / HEADS).is_dir():
         return None
-    there = sorted(path.stem for path in (folder / HEADS).glob("*.safetensors"))
+    there = find_heads(folder)
     name = task_file.title
     if name in there:
-        return str(folder / HEADS / f"{name}.safetensors")
+        return str(there[name])
     if task_file.options().class_prompts:
         return None  # made of the names of classes
     raise DataError(

@@ -13,7 +13,6 @@ from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.errors import AnotherRunError, RecipeError
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.lab.evaluation.comparison import evaluate
-from matsmerge.lab.evaluation.task_evaluation import HEADS
 from matsmerge.lab.experiments.sources import SOURCES, VERSIONS
 from matsmerge.lab.experiments.step import Places, Source, Step, TaskInput
 from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL, Outcome, Scores
@@ -26,6 +25,7 @@ from matsmerge.recipes.method_spec import as_plain
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.collection_run import Output
 from matsmerge.statistics.prepared_collection import Choice, prepare
+from matsmerge.tasks.head_record import HEADS
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.splits import read_split
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from matsmerge.checkpoints.source import local_path
 from matsmerge.errors import DataError
 from matsmerge.files.output_place import check_file
 from matsmerge.files.whole_outputs import put_bytes
@@ -35,6 +36,36 @@ class Outputs:
         for path, suffixes in kinds.items():
             if path is not None:
                 _check(path, *suffixes, overwrite=overwrite)
+
+
+def report(
+    run: str | Path,
+    out: str | Path | None = None,
+    *,
+    markdown: str | Path | None = None,
+    picture: str | Path | None = None,
+    scores: Sequence[str | Path] = (),
+    overwrite: bool = False,
+    subspaces: bool | None = None,
+    progress: AnyProgress | None = None,
+) -> list[Path]:
+    """Write a page (`out`, .html) about a suite's folder, or a merged or tuned model's.
+
+    Also, or instead, `markdown` for a model card and a `picture` of the scores. `scores` are
+    folders that `evaluate` wrote about a merge. Returns what was written.
+    """
+    if out is None and markdown is None and picture is None:
+        raise DataError("say what to write: out=, markdown= or picture=")
+    chosen = [None if path is None else local_path(path) for path in (out, markdown, picture)]
+    write_report(
+        local_path(run),
+        Outputs(*chosen),
+        scores=[local_path(path) for path in scores],
+        overwrite=overwrite,
+        subspaces=subspaces,
+        progress=progress,
+    )
+    return [path for path in chosen if path is not None]
 
 
 def write_report(

@@ -2,20 +2,16 @@
 
 import shutil
 from collections.abc import Mapping, Sequence, Set
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from matsmerge.checkpoints.companions import companion_files
 from matsmerge.lab.training.fresh_heads import JointModel
 from matsmerge.models.model_folder import ModelFolder
+from matsmerge.tasks.head_record import HEADS, HeadRecord
 from matsmerge.tasks.loaded_model import LoadedModel
-
-# Written with the weights, or of no use without them.
-_OWN_FILES = ("config.json", "generation_config.json", "adapter_config.json", "*.py")
 
 
 def write_model(model: Any, origin: ModelFolder, folder: Path) -> None:
@@ -42,7 +38,10 @@ def write_joint(
     encoder.config.num_labels = 2  # what no encoder says anything of
     write_model(encoder, origin, folder)
     for name, model in zip(names, joint.models, strict=True):
-        _write_head(folder, name, {n: model.get_parameter(n) for n in sorted(head)})
+        config: Any = model.config
+        labels = [str(config.id2label[number]) for number in range(config.num_labels)]
+        record = HeadRecord(architecture=type(model).__name__, labels=labels)
+        _write_head(folder, name, {n: model.get_parameter(n) for n in sorted(head)}, record)
 
 
 def write_as_stored(each: Sequence[LoadedModel], tasks: Sequence[str], folder: Path) -> None:
@@ -54,7 +53,7 @@ def write_as_stored(each: Sequence[LoadedModel], tasks: Sequence[str], folder: P
     tensors = {name: checkpoint[name] for name in checkpoint.specs}
     for name, stored in first.names.items():
         tensors[stored] = first.model.get_parameter(name)
-    _save(folder / "model.safetensors", tensors)
+    _save(folder / "model.safetensors", tensors, HeadRecord())
     assert checkpoint.folder is not None
     shutil.copyfile(checkpoint.folder / "config.json", folder / "config.json")
     for task, one in zip(tasks, each, strict=True):
@@ -62,20 +61,13 @@ def write_as_stored(each: Sequence[LoadedModel], tasks: Sequence[str], folder: P
         _write_head(folder, task, head)
 
 
-def _write_head(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-    (folder / "heads").mkdir(exist_ok=True)
-    _save(folder / "heads" / f"{name}.safetensors", tensors)
+def _write_head(
+    folder: Path, name: str, tensors: Mapping[str, torch.Tensor], record: HeadRecord | None = None
+) -> None:
+    (folder / HEADS).mkdir(exist_ok=True)
+    _save(folder / HEADS / f"{name}.safetensors", tensors, record or HeadRecord())
 
 
-def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+def _save(path: Path, tensors: Mapping[str, torch.Tensor], record: HeadRecord) -> None:
     values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(values, path, {"format": "pt"})
-
-
-def copy_processor(folders: Sequence[Path], target: Path) -> None:
-    """Copy tokenizer and image processor, each file from the first folder that has it."""
-    for folder in folders:
-        for path in companion_files(folder):
-            is_own = any(fnmatchcase(path.name, pattern) for pattern in _OWN_FILES)
-            if not is_own and not (target / path.name).exists():
-                shutil.copyfile(path, target / path.name)
+    save_file(values, path, record.metadata)

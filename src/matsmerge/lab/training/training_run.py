@@ -11,10 +11,10 @@ from typing import Any
 import torch
 
 from matsmerge.checkpoints.checkpoint import first_line
+from matsmerge.checkpoints.companions import copy_processor
 from matsmerge.errors import DataError, ResourceError, machine_gave_out
 from matsmerge.lab.training.prepared_training import PreparedTraining, prepare
 from matsmerge.lab.training.run_folder import MANIFEST, RunFolder, move_state
-from matsmerge.lab.training.trained_model import copy_processor
 from matsmerge.lab.training.trainer import load_weights, make_trainer, scores_of, should_stop
 from matsmerge.lab.training.training_options import FULL, make_options
 from matsmerge.models.pretrained import quiet

@@ -13,12 +13,13 @@ from typing import Any
 import yaml
 
 from matsmerge.checkpoints.fingerprint import fingerprint
+from matsmerge.checkpoints.source import local_path
 from matsmerge.engine.executor import Executor, Piece, SerialExecutor
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.output_folder import MANIFEST, is_merge
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
-from matsmerge.errors import DataError, NonFiniteError, StatisticsError
+from matsmerge.errors import DataError, NonFiniteError, RecipeError, StatisticsError
 from matsmerge.files.output_place import check_folder
 from matsmerge.files.whole_outputs import StagedFolder, remove
 from matsmerge.lab.tuning.search_space import ITERATIONS, Range, SearchSpace
@@ -31,11 +32,12 @@ from matsmerge.lab.tuning.trial_score import (
     read_validation_tasks,
 )
 from matsmerge.lab.tuning.trials import Journal, Trial, best, choice_key
-from matsmerge.lab.tuning.tuning_file import Options
+from matsmerge.lab.tuning.tuning_file import Options, read_tuning_file
 from matsmerge.models.kept_base import KeptBase
+from matsmerge.notebook_table import notebook_table
 from matsmerge.optional_import import import_optional
 from matsmerge.progress import AnyProgress, listener
-from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe import Recipe, make_recipe
 from matsmerge.tasks.task_file import TaskFile
 from matsmerge.version import __version__
 
@@ -54,26 +56,56 @@ class Tuned:
     folder: Path  # with the chosen recipe, all trials, and the merged model
     metrics: Mapping[str, str]  # of each task
     in_percent: bool
+    remarks: Sequence[str] = ()  # on values that lie at the end of what was tried
+
+    def __repr__(self) -> str:
+        best = self.best
+        return (
+            f"<Tuned {best.choice}: {best.score:.4g}, {len(self.trials)} trials in {self.folder}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return notebook_table(
+            "Tuned",
+            {"best": self.best.choice, "score": f"{self.best.score:.4g}"}
+            | {task: f"{score:.4g}" for task, score in self.best.scores.items()}
+            | {"trials": len(self.trials), "folder": self.folder},
+        )
 
 
 def tune(
-    space: SearchSpace,
-    tasks: Sequence[str | Path | TaskFile],
-    out: Path,
+    recipe: SearchSpace | Recipe | str | Path,
+    tasks: Sequence[str | Path | TaskFile] = (),
+    out: str | Path = "tuned",
     options: Options | None = None,
     *,
+    search: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
     of_trials: Executor | None = None,
     overwrite: bool = False,
     resume: bool = False,
     progress: AnyProgress | None = None,
 ) -> Tuned:
-    """Try what a search space holds, and write the recipe and the model that score best.
+    """Try what a recipe leaves open, and write the recipe and the model that score best.
+
+    `recipe` is one, or a file with it (and maybe with tasks and search), or a whole search space;
+    `search` says what to try, as on the command line: `{"scale": "0:1:0.1"}`.
 
     The `executor` merges. With one `of_trials`, such as `RayExecutor`, whole trials of a grid are
     its jobs, each a merge and its score; what optuna tries depends on the trials before.
     """
-    options, told = options or Options(), listener(progress)
+    told = listener(progress)
+    if isinstance(recipe, (str, Path)):
+        described = read_tuning_file(local_path(recipe))
+        tasks, options = [*described.tasks, *tasks], options or described.options()
+        search = {**described.search, **(search or {})}
+        recipe = make_recipe(described.plain_recipe())
+    if isinstance(recipe, Recipe):
+        plain = recipe.model_dump(mode="json", exclude_defaults=True)
+        recipe = SearchSpace.parse(plain, search or {})
+    elif search:
+        raise RecipeError("a search space says what to try itself; leave out search=")
+    space, options = recipe, options or Options()
     is_grid = options.strategy == "grid"
     space.check(with_ranges=not is_grid)
     metric = DIVERGENCE if options.unlabelled else None
@@ -82,7 +114,7 @@ def tune(
         raise DataError("say what to tune for with at least one task")
     prepared = [prepare(space.fill(choice)) for choice in _representatives(space)]
     _check_overlap(prepared, validation, options)
-    target = out.absolute()
+    target = local_path(out).absolute()
     used = _used(prepared, validation)
     # A folder of ours has the manifest of the model that was chosen.
     check = partial(check_folder, target, "search", is_merge, inputs=used, overwrite=overwrite)
@@ -102,17 +134,17 @@ def tune(
         scorer = _scorer(validation, options, teachers, staged.output / ANSWERS)
         merging = executor or (of_trials if of_trials and not is_grid else LocalExecutor())
         attempts = _Attempts(space, staged.output, scorer, merging)
-        search = _Search(attempts, journal, _places(space) if is_grid else {})
+        running = _Search(attempts, journal, _places(space) if is_grid else {})
         num_models = num_merges * max(1, len(space.iterations))
         told.stage("tuning", num_models, "merges", len(journal.trials))
         if is_grid and of_trials is not None:
-            trials = search.run_at_once(of_trials, max(map(_trial_bytes, prepared)))
+            trials = running.run_at_once(of_trials, max(map(_trial_bytes, prepared)))
         else:
-            trials = search.run(space.grid() if is_grid else search.draw(options))
+            trials = running.run(space.grid() if is_grid else running.draw(options))
         for trial in trials:
             told.advance(1, "failed" if trial.failure else f"last {trial.score:.4g}")
-        chosen = search.best()
-        search.write(chosen, options)
+        chosen = running.best()
+        running.write(chosen, options)
         check(resume=True)
         staged.put_in_place()
         staged.discard()
@@ -120,7 +152,8 @@ def tune(
         # Without a trial there is nothing to continue; a journal of another search is not ours.
         staged.discard() if journal is not None and not journal.trials else staged.close()
         raise
-    return Tuned(chosen, search.trials, target, scorer.metrics, scorer.in_percent)
+    remarks = space.remarks(chosen.choice)
+    return Tuned(chosen, running.trials, target, scorer.metrics, scorer.in_percent, remarks)
 
 
 @dataclass(frozen=True)

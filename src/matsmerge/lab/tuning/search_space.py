@@ -112,6 +112,21 @@ class SearchSpace:
         for combination in itertools.product(*lists):
             yield dict(zip(self.others, combination, strict=True))
 
+    def remarks(self, choice: Choice) -> list[str]:
+        """Which values of a choice are the least or the greatest of those that were tried."""
+        found = []
+        for key, values in self.values.items():
+            numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+            if len(numbers) < 2 or len(numbers) < len(values):
+                continue
+            for end, word in ((min(numbers), "smaller"), (max(numbers), "larger")):
+                if choice.get(key) == end:
+                    found.append(
+                        f"{key}: the best value, {end:g}, lies at the edge of what was tried; a "
+                        f"{word} one may be better still"
+                    )
+        return found
+
     def scored(self, choice: Choice) -> list[dict[str, Any]]:
         """The choices whose models one merge gives: with each number of iterations."""
         at_each = [{**choice, ITERATIONS: number} for number in self.iterations]
