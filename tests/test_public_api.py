@@ -55,7 +55,7 @@ def test_merge_signature() -> None:
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.PlannedMerge.merge).parameters) == [
         "self", "out", "executor", "progress", "overwrite", "resume", "verify", "allow_nonfinite",
-        "max_shard_bytes", "trace",
+        "max_shard_bytes", "trace", "intermediates",
     ]  # fmt: skip
     assert list(inspect.signature(matsmerge.extract_lora).parameters) == [
         "model", "base", "rank", "modules", "keep_rest", "dtype", "out", "executor", "progress",
@@ -133,13 +133,13 @@ def test_methods() -> None:
         "karcher": ["max_iter", "tol"],
         "nearswap": ["t"],
         "arcee_fusion": [],
-        "model_stock": [],
+        "model_stock": ["filter_wise"],
         "tsv_m": ["scale"],
         "iso_c": ["scale"],
         "iso_cts": ["common", "scale"],
         "ace": ["eps", "heterogeneity", "refined", "scale"],
         "linear": ["normalize"],
-        "passthrough": ["model"],
+        "passthrough": ["model", "scale"],
     }
 
 

@@ -178,7 +178,7 @@ def test_bugs_exit_with_2(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("our fault")
 
-    monkeypatch.setattr(merge_command, "_check_memory", broken)
+    monkeypatch.setattr(merge_command, "check_memory", broken)
     code, _, err = mats("merge", "--model", models[0], "-o", tmp_path / "out")
     assert code == 2
     assert "our fault" in err
@@ -265,7 +265,7 @@ def test_want_of_memory_is_no_bug(
     def fail(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(merge_command, "_check_memory", fail)
+    monkeypatch.setattr(merge_command, "check_memory", fail)
     code, _, err = mats("merge", "--model", models[0], "-o", tmp_path / "out")
     assert code == 1
     assert err.startswith("error: the machine, or a limit on this process, gave out")

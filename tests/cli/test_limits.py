@@ -106,6 +106,7 @@ def test_absurd_values(
     base, a, b = models
     given: dict[tuple[str, ...], list[object]] = {
         ("merge",): ["--base", base, "--model", a, "--model", b, "--dry-run"],
+        ("mergekit",): [tmp_path / "theirs.yaml", tmp_path / "out", "--resume"],
         ("train",): [a, "--task", tmp_path / "no.yaml", "-o", tmp_path / "out"],
         ("collect",): [a, "--data", tmp_path / "no.jsonl", "-o", tmp_path / "s.safetensors"],
         ("evaluate",): [a, "--task", tmp_path / "no.yaml"],
@@ -119,6 +120,7 @@ def test_absurd_values(
         ("demo",): ["-o", a],
         ("stats", "compress"): [tmp_path / "no.safetensors", "-o", tmp_path / "s.safetensors"],
     }
+    (tmp_path / "theirs.yaml").write_text(f"merge_method: linear\nmodels: [{{model: {a}}}]\n")
     (tmp_path / "recipe.yaml").write_text(f"models: [{a}, {b}]\nbase: {base}\nmethod: ties\n")
     methods: list[list[object]] = [[]]
     if path == ("merge",):

@@ -82,6 +82,7 @@ GRAM, KFAC = {"name": "gram"}, {"name": "kfac"}
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in METHODS if name not in {*OWN_DATA, "passthrough"}},
     "passthrough": {"method": "passthrough", "model": "model_1"},
+    "nearswap": {"method": "nearswap", "t": 0.01},
     "jacobi": {"method": "mats", "solver": {"name": "cg", "preconditioner": "jacobi"}},
     "plain": {"method": "mats", "solver": {"name": "cg", "form": "plain"}},
     "held out": {"method": "mats", "solver": {"name": "cg", "stop": "held_out"}},
@@ -115,7 +116,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def plan(options: dict[str, Any]) -> matsmerge.PlannedMerge:
     base, models, statistics = options.get("of", whole)()
-    num = 2 if options["method"] == "slerp" or options.get("objective") is KFAC else 3
+    num = METHODS[options["method"]].num_models or (2 if options.get("objective") is KFAC else 3)
     rest = {key: value for key, value in options.items() if key != "of"}
     if "objective" in METHODS[options["method"]].model_fields:
         rest["statistics"] = statistics[:num]
@@ -168,6 +169,7 @@ def test_no_tensor_is_made_without_a_device() -> None:
     assert found == {
         "closed_form.py": 1,  # a start for iterations, moved
         "dare.py": 1,  # random numbers, moved
+        "della.py": 1,  # a choice at random, moved
         "gram.py": 1,  # a zero
         "kronecker_sums.py": 5,  # a number for each model, or for two
         "nystrom.py": 1,  # random directions, moved

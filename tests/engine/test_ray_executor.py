@@ -34,7 +34,7 @@ ray = pytest.importorskip("ray", reason="needs the extra matsmerge[ray]")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 # What a method needs beside models and statistics.
-OPTIONS: dict[str, dict[str, Any]] = {"passthrough": {"model": "b"}}
+OPTIONS: dict[str, dict[str, Any]] = {"passthrough": {"model": "b"}, "nearswap": {"t": 0.01}}
 Work = Piece[int]
 Expected = Callable[[str], dict[str, bytes]]
 ALONG = [n for n, c in METHODS.items() if issubclass(c, Mats) and c().uses_merged_inputs]
@@ -85,7 +85,7 @@ def recipe_of(inputs: Path, method: str) -> dict[str, Any]:
             "name": name,
             "statistics": str(inputs / f"{name}.statistics.safetensors"),
         }
-        for name in ("a", "b")
+        for name in ("a", "b")[: METHODS[method].num_models]
     ]
     return {"models": models, "base": str(inputs / "base.safetensors"), "method": made}
 

@@ -20,11 +20,11 @@ from matsmerge.methods.site import Grain
 
 # Those of whole tensors are in test_spectral.py, those that solve systems in
 # test_solved_invariants.py.
-# arcee_fusion takes a part of one model's changes, whatever they are.
+# model_stock is of stretches unless asked otherwise. arcee_fusion takes a part of one model's changes, whatever they are.
 METHODS = {
     name: cls
     for name, cls in ALL_METHODS.items()
-    if cls.grain is Grain.STRETCH and name != "arcee_fusion"
+    if (cls.grain is Grain.STRETCH or name == "model_stock") and name != "arcee_fusion"
 }
 # What makes a merge of n copies of a model that model again.
 NEUTRAL: dict[str, Any] = {

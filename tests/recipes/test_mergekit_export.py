@@ -42,8 +42,8 @@ def rules_of(data: Any) -> list[Any]:
         (
             dict(zip(r.models, r.weights, strict=True)),
             r.shares,
-            {"name": NAMES_HERE.get(r.method.name, r.method.name)}
-            | r.method.model_dump(exclude={"density", "name"}),
+            r.method.model_dump(exclude={"density"})
+            | {"name": NAMES_HERE.get(r.method.name, r.method.name)},
         )
         for r in (found[name] for name in NAMES)
     ]

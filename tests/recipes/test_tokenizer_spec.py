@@ -101,5 +101,5 @@ def test_mergekits_two_keys() -> None:
     assert translated(tokenizer_source="union") == {"source": "union"}
     assert translated(tokenizer={"source": "b"}) == {"source": "b"}
     assert translated() is None
-    with pytest.raises(RecipeError, match="not both"):
+    with pytest.raises(RecipeError, match="say the same"):
         translated(tokenizer_source="union", tokenizer={"source": "base"})

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
 from matsmerge.errors import RecipeError, closest
@@ -39,6 +40,10 @@ def describe_options() -> dict[str, Any]:
     from matsmerge.recipes.recipe import ModelEntry, Override, Recipe
 
     def kind(annotation: Any) -> str | None:
+        if isinstance(annotation, UnionType):  # what may be left out
+            (annotation, *others) = (one for one in get_args(annotation) if one is not NoneType)
+            if others:
+                return None
         if get_origin(annotation) is Literal:
             return "|".join(get_args(annotation))
         return annotation.__name__ if annotation in (bool, float, int, str) else None
