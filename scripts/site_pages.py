@@ -179,7 +179,7 @@ def fields_table(model: type[BaseModel]) -> str:
     comments = _comments(model)
     rows = []
     for name, field in model.model_fields.items():
-        key = next(k for k in (name, field.alias) if k in schema)
+        key = next(k for k in (name, field.alias, field.validation_alias) if k in schema)
         text = field.description or comments.get(name, "")
         required = field.is_required()
         default = "required" if required else _default(field.get_default(call_default_factory=True))
