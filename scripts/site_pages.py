@@ -31,7 +31,7 @@ def on_files(files: Any, config: Any) -> Any:
 def make_pages() -> dict[str, str]:
     """Every page that is made, by its path."""
     return {
-        "index.md": from_root("README.md"),
+        "index.md": "---\nhide: [navigation]\n---\n" + from_root("README.md"),
         "contributing.md": from_root("CONTRIBUTING.md"),
         "changelog.md": from_root("CHANGELOG.md"),
         "reference/python.md": python_page(),
@@ -58,8 +58,8 @@ def python_page() -> str:
     def entries(homes: Mapping[str, str], names: list[str], package: str) -> Iterator[str]:
         for name in names:
             home = homes.get(name, errors.__name__)
-            yield f"::: {home}.{name}\n    options:\n      heading: {package}.{name}\n"
-            yield f"      toc_label: {name}\n"
+            options = f"      heading: {package}.{name}\n      toc_label: {name}\n"
+            yield f"::: {home}.{name}\n    options:\n{options}"
 
     homes = matsmerge._HOMES
     names = [n for n in matsmerge.__all__ if n in homes and n[0].islower()]

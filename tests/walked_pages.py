@@ -2,7 +2,8 @@
 
 Blocks of `python` are run in one namespace, blocks of `bash` and those without a language are
 commands, and a block with a `title` is a file. Blocks of `text` are for readers alone. As a
-program, `python walked_pages.py PAGE...` walks pages with the `mats` of its own environment.
+program, `python walked_pages.py PAGE...` walks pages with the `mats` of its own environment;
+it needs nothing of the repository.
 """
 
 import os
@@ -79,10 +80,16 @@ def _quiet(command: list[str]) -> list[str]:
     return ["--quiet"] if command[0] in ("merge", "collect", "train") else []
 
 
-if __name__ == "__main__":
-    for page in [Path(argument).resolve() for argument in sys.argv[1:]]:
+def _main(arguments: list[str]) -> None:
+    """Walk pages, each in a new folder, or in one that is there: `--in FOLDER PAGE`."""
+    given = Path(arguments[1]).resolve() if arguments[0] == "--in" else None
+    for page in [Path(a).resolve() for a in arguments[2 if given else 0 :]]:
         print(f"== {page.name}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
-            os.chdir(folder)
+            os.chdir(given or folder)
             walk(page.read_text(encoding="utf-8"), _run_program, name=page.name)
-            os.chdir("/")
+            os.chdir(page.parent)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1:])
