@@ -66,8 +66,8 @@ def python_page() -> str:
     classes = [n for n in matsmerge.__all__ if n in homes and n[0].isupper()]
     problems = [n for n in matsmerge.__all__ if n.endswith("Error")]
     parts = [
-        "# Python\n\nWhat `import matsmerge` gives, from its docstrings. Methods with their options "
-        "are classes of `matsmerge.methods`; they are listed with [recipes](recipes.md#methods).\n",
+        "# Python\n\nWhat `import matsmerge` gives, from its docstrings. Methods with their "
+        "options are classes of `matsmerge.methods`; they are listed with [recipes](recipes.md#methods).\n",
         "## Functions\n",
         *entries(homes, names, "matsmerge"),
         "## Classes\n",
@@ -118,7 +118,9 @@ def recipes_page() -> str:
     from matsmerge.recipes.recipe import ModelEntry, Override, Recipe
 
     methods, objectives, solvers = tables().values()
-    parts = ["# Recipes\n\nThe keys of a recipe file. `mats schema` prints the same as JSON Schema.\n"]
+    parts = [
+        "# Recipes\n\nThe keys of a recipe file. `mats schema` prints the same as JSON Schema.\n"
+    ]
     titles = {Recipe: "Recipe", ModelEntry: "A model", ModelData: "A model's data"}
     for model, title in {**titles, Override: "An override"}.items():
         parts.append(f"## {title}\n\n{_about(model)}\n\n{fields_table(model)}")

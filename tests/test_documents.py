@@ -12,7 +12,6 @@ from walked_pages import Step, steps, walk
 
 from matsmerge.cli import main
 from matsmerge.cli.commands import app
-
 from matsmerge.linalg.system import Status
 from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats
@@ -33,9 +32,19 @@ def blocks(language: str) -> list[str]:
     return [b for page in PAGES for b in re.findall(rf"```{language}\n(.*?)```", page, re.DOTALL)]
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the models and tasks that documents name."""
+    folder = tmp_path_factory.mktemp("documented")
+    make_documented_models(folder)
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:.*its names were read with")  # a note of the example itself
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # of machines without a GPU
 @pytest.mark.parametrize("code", blocks("python"))
-def test_python(code: str) -> None:
+def test_python(code: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(models)
     exec(compile(code, "README.md", "exec"), {})
 
 

@@ -15,6 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 _BLOCK = re.compile(r"^```([a-z]*)(?: title=\"([^\"]+)\")?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
@@ -58,7 +59,7 @@ def walk(text: str, mats: Callable[[list[str]], object], *, name: str = "page") 
 
 def outputs(command: list[str]) -> Iterator[str]:
     """What a command makes; pages may make the same folder several times."""
-    for option, value in zip(command, command[1:], strict=False):
+    for option, value in pairwise(command):
         if option == "--out" and "--resume" not in command:
             yield value
 
