@@ -67,7 +67,7 @@ def python_page() -> str:
     problems = [n for n in matsmerge.__all__ if n.endswith("Error")]
     parts = [
         "# Python\n\nWhat `import matsmerge` gives, from its docstrings. Methods with their "
-        "options are classes of `matsmerge.methods`; they are listed with [recipes](recipes.md#methods).\n",
+        "options are classes of `matsmerge.methods`; [recipes](recipes.md#methods) lists them.\n",
         "## Functions\n",
         *entries(homes, names, "matsmerge"),
         "## Classes\n",
