@@ -121,8 +121,13 @@ def recipes_page() -> str:
     parts = [
         "# Recipes\n\nThe keys of a recipe file. `mats schema` prints the same as JSON Schema.\n"
     ]
-    titles = {Recipe: "Recipe", ModelEntry: "A model", ModelData: "A model's data"}
-    for model, title in {**titles, Override: "An override"}.items():
+    keys: list[tuple[str, type[BaseModel]]] = [
+        ("Recipe", Recipe),
+        ("A model", ModelEntry),
+        ("A model's data", ModelData),
+        ("An override", Override),
+    ]
+    for title, model in keys:
         parts.append(f"## {title}\n\n{_about(model)}\n\n{fields_table(model)}")
     for title, table in (("Methods", methods), ("Objectives", objectives), ("Solvers", solvers)):
         parts.append(f"## {title}\n")
@@ -185,7 +190,7 @@ def fields_table(model: type[BaseModel]) -> str:
         text = field.description or comments.get(name, "")
         required = field.is_required()
         default = "required" if required else _default(field.get_default(call_default_factory=True))
-        rows.append([_code(key), _type(schema.get(key, {})), default, text])
+        rows.append([_code(str(key)), _type(schema[key]), default, text])
     return _table(["key", "type", "default", ""], rows)
 
 
