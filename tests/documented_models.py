@@ -61,4 +61,4 @@ def make_documented_models(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    make_documented_models(Path(sys.argv[1]))
+    make_documented_models(Path(sys.argv[1]).resolve())  # adapters name their base by its path
