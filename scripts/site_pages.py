@@ -82,10 +82,10 @@ def python_page() -> str:
 
 def commands_page() -> str:
     """Every command with its arguments and options."""
-    from matsmerge.cli.commands import app
+    from matsmerge.cli.commands import COMMANDS, make_app
 
     parts = ["# Commands\n\nWhat `mats COMMAND --help` says, for all commands.\n"]
-    for name, command in walk_commands(typer.main.get_command(app), "mats"):
+    for name, command in walk_commands(typer.main.get_command(make_app(*COMMANDS)), "mats"):
         context: Any = command.make_context(name, [], resilient_parsing=True)
         params = [p for p in command.get_params(context) if not getattr(p, "hidden", False)]
         usage = " ".join([name, *command.collect_usage_pieces(context)])

@@ -11,7 +11,7 @@ from documented_models import make_documented_models
 from walked_pages import Step, steps, walk
 
 from matsmerge.cli import main
-from matsmerge.cli.commands import app
+from matsmerge.cli.commands import COMMANDS, make_app
 from matsmerge.linalg.system import Status
 from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats
@@ -69,7 +69,7 @@ def test_the_readme_can_be_followed(
 def test_commands_have_these_options(page: Path) -> None:
     """Also of the commands that no test runs, since they would take too long or need the hub."""
     for words in commands(page.read_text()):
-        command, rest = typer.main.get_command(app), words
+        command, rest = typer.main.get_command(make_app(*COMMANDS)), words
         while hasattr(command, "commands"):
             command, rest = command.commands[rest[0]], rest[1:]
         context: Any = command.make_context(rest[0] if rest else "", list(rest))

@@ -79,7 +79,8 @@ def test_a_folder_around_everything_that_is_no_text(models: list[str], tmp_path:
     result = in_shell(line)
     assert result.returncode == 0, result.stderr
     result = in_shell(f"cd {tmp_path}/a*; mats report out")
-    assert (result.returncode, result.stdout) == (0, "written: report.html\n"), result.stderr
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("written: report.html\n")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_what_a_job_raises_ends_it(nodes: Any) -> None:
 
     executor = RayExecutor()
     with pytest.raises(matsmerge.NonFiniteError) as error:
-        list(executor.map(fail, map(work, range(1000))))
+        list(executor.map(fail, (work(n) for n in range(1000) if n not in (4, 5))))
     assert error.value.problems == ["one", "two"]
     with pytest.raises(ResourceError, match="/nowhere/file: the node .* does not see this file"):
         list(executor.map(fail, [work(4)]))

@@ -1,27 +1,21 @@
 """Our results and mergekit's, on the same files from the same YAML.
 
-mergekit is run as a command from an environment of its own: scripts/peers makes one in .peers, or
+mergekit runs in an environment of its own: scripts/peers makes one in .peers, or
 name another `mergekit-yaml` in MERGEKIT_YAML.
 """
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from mergekit_process import IS_THERE, WHY_NOT, merge_by_mergekit
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from matsmerge.cli import main
 
-MERGEKIT = Path(
-    os.environ.get("MERGEKIT_YAML", Path(__file__).parents[2] / ".peers" / "bin" / "mergekit-yaml")
-)
-pytestmark = pytest.mark.skipif(
-    not MERGEKIT.exists(), reason="mergekit is not installed; scripts/peers installs it"
-)
+pytestmark = pytest.mark.skipif(not IS_THERE, reason=WHY_NOT)
 
 RECIPES = {
     "linear": "{merge_method: linear, models: [A, B, C], DTYPE}",
@@ -109,12 +103,7 @@ def test_agrees(name: str, folder: Path, tmp_path: Path) -> None:
     write_recipe(recipe, RECIPES[name], folder, dtype)
     assert main.run(["merge", str(recipe), "--out", str(tmp_path / "ours"), "--quiet"]) == 0
     theirs_out = tmp_path / "theirs"
-    subprocess.run(
-        [MERGEKIT, recipe, theirs_out, "--quiet"],
-        check=True,
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    merge_by_mergekit(recipe, theirs_out)
     ours = load_file(tmp_path / "ours" / "model.safetensors")
     theirs = {k: v for p in theirs_out.glob("*.safetensors") for k, v in load_file(p).items()}
     assert ours.keys() == theirs.keys()

@@ -1,22 +1,18 @@
 """Forms of mergekit's YAML that people write: our results and mergekit's, on the same files."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from mergekit_process import IS_THERE, WHY_NOT, merge_by_mergekit
 from safetensors.torch import load_file
-from test_against_mergekit import MERGEKIT
 from tiny_models import llama_config, make_tokenizer, save
 from transformers import LlamaForCausalLM
 
 from matsmerge.cli import main
 from matsmerge.methods import METHODS
 
-pytestmark = pytest.mark.skipif(
-    not MERGEKIT.exists(), reason="mergekit is not installed; scripts/peers installs it"
-)
+pytestmark = pytest.mark.skipif(not IS_THERE, reason=WHY_NOT)
 
 RECIPES = {
     "stack": "{merge_method: passthrough, slices: [{sources: [{model: A, layer_range: [0, 2]}]}, "
@@ -94,12 +90,7 @@ def test_agrees(name: str, models: Path, tmp_path: Path) -> None:
         pytest.skip(f"there is no {kind} here")
     ours_out, theirs_out = tmp_path / "ours", tmp_path / "theirs"
     assert main.run(["mergekit", str(recipe), str(ours_out), "--quiet"]) == 0
-    subprocess.run(
-        [MERGEKIT, recipe, theirs_out, "--quiet", "--lora-merge-cache", tmp_path / "folded"],
-        check=True,
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    merge_by_mergekit(recipe, theirs_out)
     ours, theirs = (
         {k: v for p in out.glob("*.safetensors") for k, v in load_file(p).items()}
         for out in (ours_out, theirs_out)

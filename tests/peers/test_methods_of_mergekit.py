@@ -1,24 +1,18 @@
 """Methods that are mergekit's, on the same files from the same YAML; all its merges in one run."""
 
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import yaml
+from mergekit_process import IS_THERE, WHY_NOT, merge_by_mergekit
 from safetensors.torch import load_file, save_file
 
 from matsmerge.cli import main
 
-PYTHON = Path(
-    os.environ.get("MERGEKIT_YAML", Path(__file__).parents[2] / ".peers" / "bin" / "mergekit-yaml")
-).with_name("python")
-pytestmark = pytest.mark.skipif(
-    not PYTHON.exists(), reason="mergekit is not installed; scripts/peers installs it"
-)
+pytestmark = pytest.mark.skipif(not IS_THERE, reason=WHY_NOT)
 
 # What each recipe says besides its method: models, then parameters of the merge, then of models.
 ALL = ("a", "b", "c")
@@ -48,17 +42,6 @@ RECIPES: dict[str, tuple[str, str, dict[str, Any], list[str]]] = {
 }  # fmt: skip
 # What is kept depends on rounding, which mergekit does after every step, in bfloat16 much.
 CHOOSING = ("breadcrumbs", "ties", "sce-selected", "ram", "arcee_fusion")
-SCRIPT = """
-import sys
-from pathlib import Path
-import yaml
-from mergekit.config import MergeConfiguration
-from mergekit.merge import run_merge
-from mergekit.options import MergeOptions
-for path in sorted(Path(sys.argv[1]).glob("*.yaml")):
-    config = MergeConfiguration.model_validate(yaml.safe_load(path.read_text()))
-    run_merge(config, str(path.with_suffix("")), MergeOptions(quiet=True, write_model_card=False))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +82,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for name in RECIPES:
             path = folder / f"{dtype}-{name}.yaml"
             path.write_text(yaml.safe_dump(recipe(name, folder / dtype)))
-    subprocess.run(
-        [PYTHON, "-c", SCRIPT, folder],
-        check=True,
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
-    )
+            merge_by_mergekit(path, path.with_suffix(""))
     return folder
 
 

@@ -4,23 +4,19 @@ Which ids mergekit gives to tokens that it adds may be another one each time, so
 token by token.
 """
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
+from mergekit_process import IS_THERE, WHY_NOT, merge_by_mergekit
 from safetensors.torch import load_file
-from test_against_mergekit import MERGEKIT
 from tiny_models import WORDS, llama_config, make_tokenizer, save
 from torch import Tensor
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from matsmerge.cli import main
 
-pytestmark = pytest.mark.skipif(
-    not MERGEKIT.exists(), reason="mergekit is not installed; scripts/peers installs it"
-)
+pytestmark = pytest.mark.skipif(not IS_THERE, reason=WHY_NOT)
 TURNED = [*WORDS[:4], *reversed(WORDS[4:]), "zz"]
 VOCABULARIES: dict[str, tuple[list[str], list[str], int]] = {  # words, added words, rows
     "BASE": (WORDS, [], 20),
@@ -76,12 +72,7 @@ def test_rows_agree(name: str, root: Path, tmp_path: Path) -> None:
     text = text.replace("DENSE", ENTRIES.replace("DENSITY", ", density: 0.7"))
     recipe.write_text(text.replace("ROOT", str(root)))
     assert main.run(["merge", str(recipe), "--out", str(tmp_path / "ours"), "--quiet"]) == 0
-    subprocess.run(
-        [MERGEKIT, recipe, tmp_path / "theirs", "--quiet"],
-        check=True,
-        capture_output=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    merge_by_mergekit(recipe, tmp_path / "theirs")
     (tokens, ours), (their_tokens, theirs) = read(tmp_path / "ours"), read(tmp_path / "theirs")
     assert tokens.keys() == their_tokens.keys()
     assert ours.keys() == theirs.keys()

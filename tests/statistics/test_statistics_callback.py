@@ -245,7 +245,7 @@ def test_nothing_private_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_wide_layers_are_sketches_where_a_rank_is_asked_for(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = bert_config(num_labels=3)
-    config.intermediate_size = 128
+    config.intermediate_size = 144
     model = BertForSequenceClassification(config)
     train(model, tmp_path, StatisticsCallback(make_rows(6), "kfac", rank="auto"))
     found = matsmerge.open_statistics(tmp_path / "statistics.safetensors")
