@@ -200,6 +200,22 @@ def test_it_is_the_default_of_mats_cross(family: Path, tmp_path: Path) -> None:
     assert not torch.equal(heads[0]["classifier.weight"], own["classifier.weight"])
 
 
+def test_the_base_may_be_an_encoder(family: Path, tmp_path: Path) -> None:
+    """Whose configuration does not say what the heads are for."""
+    encoder = BertForSequenceClassification.from_pretrained(family / "base").bert
+    save(encoder, tmp_path / "base", make_tokenizer())
+    for name in NAMES:
+        (tmp_path / name).symlink_to(family / name)
+        (tmp_path / f"{name}.jsonl").symlink_to(family / f"{name}.jsonl")
+    found, plain = (
+        load_file(merge(place, tmp_path / out, match_heads=True) / "heads" / "two.safetensors")
+        for place, out in ((tmp_path, "encoder"), (family, "plain"))
+    )
+    assert found.keys() == plain.keys()
+    for name, values in plain.items():
+        torch.testing.assert_close(found[name], values)
+
+
 def test_what_is_not_matched_is_said(family: Path, tmp_path: Path) -> None:
     """No linear layer, or one that runs more than once: ALBERT's layers are one layer."""
     heads = ["classifier.*", "*layer.1.output.LayerNorm.weight"]
