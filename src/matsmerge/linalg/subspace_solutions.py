@@ -173,7 +173,7 @@ class _Function(Operator):
         return _Function(lambda x: self.apply(x) * scale)
 
     def diagonal(self) -> Tensor:
-        raise NotImplementedError
+        raise NotImplementedError("systems of this kind are solved with a diagonal that is given")
 
 
 def _bordered(apart: Apart, scale: float) -> _Function:

@@ -29,7 +29,7 @@ from matsmerge.recipes.mergekit_settings import (
     unfiltered,
     weights_on_arc,
 )
-from matsmerge.recipes.recipe import ModelOverride, Recipe, short_names
+from matsmerge.recipes.recipe import ModelOverride, short_names
 
 _LISTS = ("models", "slices", "modules")
 _KEYS = (
@@ -144,7 +144,7 @@ class _Translation(MergekitReader):
                 recipe[key] = str(data[key])
         with noted(self.problems, RecipeError):
             tokenizer = read_tokenizer_choice(data)
-            if tokenizer is not None and "tokenizer" in Recipe.model_fields:
+            if tokenizer is not None:
                 recipe["tokenizer"] = tokenizer
 
     # What is merged with what.
