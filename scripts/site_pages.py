@@ -115,7 +115,8 @@ def recipes_page() -> str:
     """The keys of recipes, and every method, objective and solver with its options."""
     from matsmerge.methods.parts import tables
     from matsmerge.recipes.model_data import ModelData
-    from matsmerge.recipes.recipe import ModelEntry, Override, Recipe
+    from matsmerge.recipes.recipe import Recipe
+    from matsmerge.recipes.recipe_parts import ModelEntry, Override
 
     methods, objectives, solvers = tables().values()
     parts = [

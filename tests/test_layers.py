@@ -132,6 +132,12 @@ def test_no_two_modules_have_the_same_name() -> None:
     assert sorted(names) == sorted(set(names))
 
 
+def test_no_module_is_long() -> None:
+    lines = {path: len(path.read_text().splitlines()) for path in SOURCE.rglob("*.py")}
+    assert not {str(path): num for path, num in lines.items() if num > 400}
+    assert sorted(lines.values())[len(lines) // 2] <= 130
+
+
 def test_importing_is_light() -> None:
     code = (
         "import sys, matsmerge; matsmerge.merge, matsmerge.collect; "

@@ -8,13 +8,14 @@ from matsmerge.version import __version__
 if TYPE_CHECKING:
     from matsmerge import methods
     from matsmerge.advice.advice import Advice, Finding
-    from matsmerge.api import PlannedMerge, advise, extract_lora, merge, plan
+    from matsmerge.api import advise, extract_lora, merge, plan
     from matsmerge.checkpoints.checkpoint import Checkpoint
     from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.engine.executor import Executor, SerialExecutor
     from matsmerge.engine.hub_push import push
     from matsmerge.engine.local_executor import LocalExecutor
     from matsmerge.engine.merged import Merged
+    from matsmerge.engine.planned_merge import PlannedMerge
     from matsmerge.engine.ray_executor import RayExecutor
     from matsmerge.errors import (
         AlignmentError,
@@ -42,7 +43,7 @@ _HOMES = {
     "Finding": "matsmerge.advice.advice",
     "LocalExecutor": "matsmerge.engine.local_executor",
     "Merged": "matsmerge.engine.merged",
-    "PlannedMerge": "matsmerge.api",
+    "PlannedMerge": "matsmerge.engine.planned_merge",
     "RayExecutor": "matsmerge.engine.ray_executor",
     "Recipe": "matsmerge.recipes.recipe",
     "SerialExecutor": "matsmerge.engine.executor",

@@ -18,7 +18,8 @@ from matsmerge.files.guarded_files import read_text
 from matsmerge.files.strict_yaml import parse_yaml
 from matsmerge.markdown_text import escape, fenced
 from matsmerge.recipes.mergekit_export import to_mergekit
-from matsmerge.recipes.recipe import ModelEntry, Recipe
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe_parts import ModelEntry
 from matsmerge.version import __version__
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Before a merge: open, align, gather statistics, plan; all that is wrong is said here."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,26 @@ from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
-from matsmerge.engine.devices import find_devices, has_float64
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
+from matsmerge.engine.merge_checks import check_covered, check_joint, check_modules, check_start
 from matsmerge.engine.merge_inputs import Inputs, gather_inputs
 from matsmerge.engine.merged_vocabulary import MergedVocabulary, merge_vocabularies
 from matsmerge.engine.model_card import inherit_metadata
 from matsmerge.engine.permuted_statistics import check_rows, permute_evidence
 from matsmerge.engine.plan import Plan, make_plan
+from matsmerge.engine.plan_notes import plan_notes, poor_models
 from matsmerge.engine.prefix_merge import PrefixMerge
 from matsmerge.engine.prefix_preparation import prepare_prefix, read_data
 from matsmerge.engine.stacked_models import stack_models
 from matsmerge.engine.worker import FINAL
-from matsmerge.errors import RecipeError, StatisticsError
+from matsmerge.errors import RecipeError
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.passthrough import Passthrough
-from matsmerge.problems import counted, listed
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
-from matsmerge.statistics.statistics import MAIN
 from matsmerge.tasks.head_record import HeadRecord, record_head
 
 
@@ -120,17 +119,11 @@ def prepare(
     `force`, statistics of another model are used all the same.
     """
     inputs = gather_inputs(recipe, sources or {})
-    _check_start(recipe, inputs)
+    check_start(recipe, inputs)
     completed = complete_models(inputs.models, inputs.base)
     inputs = replace(inputs, models=completed.models, base=completed.base)
     dtype = recipe.torch_dtype if inputs.view != "joint" else None
-    # The base's configuration and tokenizer go with the result, or else the first model's; those
-    # of a model that others are a part of before all.
-    first = completed.whole or inputs.pretrained or inputs.base
-    sources_of_files = [first, *inputs.models.values()]
-    if inputs.writes_adapter:
-        sources_of_files = list(inputs.models.values())
-    of = next((c for c in sources_of_files if c is not None and c.folder is not None), None)
+    of = _companion_source(inputs, completed.whole)
     vocabulary = merge_vocabularies(recipe, inputs, of) if recipe.tokenizer else None
     files = vocabulary.folder if vocabulary else of.folder if of else None
     tokenizers = _compare_tokenizers(recipe, inputs, files)
@@ -148,18 +141,12 @@ def prepare(
     )
     unused = check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names, stacked.taking)
-    for n in alignment.names:
-        if n in completed.copied and rules[n].method.only_model is None:
-            rules[n] = replace(rules[n], method=Passthrough(model=completed.copied[n]))
-    if inputs.view == "vectors":
-        rules = {n: replace(rule, method=rule.method.for_vectors()) for n, rule in rules.items()}
-    elif inputs.view == "joint":
-        _check_joint(recipe, rules)
+    rules = _rules_of_view(recipe, inputs, rules, completed.copied)
     output = plan_output(recipe, inputs, alignment, rules)
     methods = list(dict.fromkeys(rule.method for rule in rules.values()))
     is_along_prefix = any(method.uses_merged_inputs for method in methods)
     if is_along_prefix and inputs.view == "vectors":
-        _check_modules(inputs)
+        check_modules(inputs)
     is_permuted = vocabulary is not None and not vocabulary.rows.changes_nothing
     if is_permuted and (is_along_prefix or recipe.matches_heads):
         raise RecipeError(
@@ -168,37 +155,22 @@ def prepare(
         )
     apart = [m for m in (x.without_inputs() for x in methods) if m] if is_along_prefix else methods
     evidence = gather_evidence(
-        recipe,
-        alignment,
-        apart,
-        statistics or {},
-        force=force,
-        may_be_collected=is_along_prefix,
+        recipe, alignment, apart, statistics or {}, force=force, may_be_collected=is_along_prefix
     )
     if vocabulary is not None and is_permuted:
         evidence = permute_evidence(vocabulary.rows, evidence, alignment)
     prefix = None
     if is_along_prefix:
-        following = [method for method in methods if method.uses_merged_inputs]
-        matches_outputs = following[0].matches_outputs
-        if any(method.matches_outputs != matches_outputs for method in following):
-            raise RecipeError("targets: must be the same of all methods with inputs: merged")
         prefix = prepare_prefix(
             recipe,
             alignment,
             evidence,
-            matches_outputs=matches_outputs,
+            matches_outputs=_match_outputs(methods),
             collected=() if evidence else tuple(kinds_needed(apart)),
         )
-    plan = make_plan(
-        alignment,
-        rules,
-        dtype,
-        output,
-        prefix.evidence if prefix else evidence,
-        len(recipe.trajectory),
-    )
-    _check_covered(plan, methods)
+    known = prefix.evidence if prefix else evidence
+    plan = make_plan(alignment, rules, dtype, output, known, len(recipe.trajectory))
+    check_covered(plan, methods)
     if vocabulary is not None and is_permuted:
         check_rows(vocabulary.rows, plan.layers, alignment)
     companions = companion_files(of.folder) if of else ()
@@ -214,11 +186,10 @@ def prepare(
     if heads is not None and recipe.match_heads is None:
         names = dict.fromkeys(n for m in alignment.models for n in m.heads)
         code.append(f"matched to the merged model, on each model's data: {', '.join(names)}")
-    code += _poor_models(recipe, evidence)
-    along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
-    along += _unused_notes(plan, alignment, evidence)
-    notes = *inputs.notes, *completed.notes, *alignment.notes
-    along += _device_notes(plan, recipe.device)
+    code += poor_models(recipe, evidence)
+    along = prefix.notes_on(plan) if prefix else ()
+    along = [*along, *plan_notes(plan, recipe, alignment, evidence)]
+    notes = *inputs.notes, *completed.notes, *alignment.notes, *tokenizers.notes
     return PreparedMerge(
         recipe,
         alignment,
@@ -226,16 +197,52 @@ def prepare(
         evidence,
         output,
         companions,
-        (*notes, *tokenizers.notes, *unused, *code, *card_notes, *along),
-        inputs.pretrained,
-        prefix,
-        heads,
-        _head_records(recipe, alignment),
-        inherited,
-        tokenizers.chat_template,
-        config_changes,
-        vocabulary,
+        notes=(*notes, *unused, *code, *card_notes, *along),
+        pretrained=inputs.pretrained,
+        prefix=prefix,
+        heads=heads,
+        head_records=_head_records(recipe, alignment),
+        inherited=inherited,
+        chat_template=tokenizers.chat_template,
+        config_changes=config_changes,
+        vocabulary=vocabulary,
     )
+
+
+def _companion_source(inputs: Inputs, whole: Checkpoint | None) -> Checkpoint | None:
+    """Whose configuration and tokenizer go with the result.
+
+    The base's, or else the first model's; those of a model that others are a part of before all.
+    """
+    models = list(inputs.models.values())
+    first = [whole or inputs.pretrained or inputs.base] if not inputs.writes_adapter else []
+    return next((c for c in (*first, *models) if c is not None and c.folder is not None), None)
+
+
+def _rules_of_view(
+    recipe: Recipe, inputs: Inputs, rules: Mapping[str, Rule], copied: Mapping[str, str]
+) -> dict[str, Rule]:
+    """The rules for what is merged: full models, vectors of (IA)^3, or changes of LoRA.
+
+    Parameters in `copied`, which only one model has, are taken from it.
+    """
+    found = dict(rules)
+    for name, model in copied.items():
+        if name in found and found[name].method.only_model is None:
+            found[name] = replace(found[name], method=Passthrough(model=model))
+    if inputs.view == "vectors":
+        return {n: replace(rule, method=rule.method.for_vectors()) for n, rule in found.items()}
+    if inputs.view == "joint":
+        check_joint(recipe, found)
+    return found
+
+
+def _match_outputs(methods: Sequence[Method]) -> bool:
+    """Whether methods along the merged model match outputs; all must do the same."""
+    found = {method.matches_outputs for method in methods if method.uses_merged_inputs}
+    if len(found) > 1:
+        raise RecipeError("targets: must be the same of all methods with inputs: merged")
+    return found.pop()
 
 
 def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> Comparison:
@@ -284,113 +291,6 @@ def _head_records(recipe: Recipe, alignment: Alignment) -> dict[str, HeadRecord]
         for model, entry in zip(alignment.models, recipe.models, strict=True)
         if model.heads
     }
-
-
-def _check_start(recipe: Recipe, inputs: Inputs) -> None:
-    """Refuse methods that need a base where there is none; adapters know theirs."""
-    if inputs.base is not None:
-        return
-    RecipeError.raise_all(
-        f"{where}method {spec.name} needs a base model (base: / --base)"
-        for where, spec in recipe.method_specs()
-        if spec.at_depth(0).reads_base or spec.parameters.get("model") == "base"
-    )
-
-
-def _check_modules(inputs: Inputs) -> None:
-    """Refuse (IA)^3 adapters of different modules, where one model runs with all their vectors."""
-    (label, first), *others = ((a.label, set(a.modules)) for a in inputs.adapters.values())
-    RecipeError.raise_all(
-        f"{other} and {label} scale different modules, such as '{min(first ^ modules)}'; inputs: "
-        "merged runs everyone's data in one model, so train adapters of the same modules, or use "
-        "inputs: own"
-        for other, modules in others
-        if modules != first
-    )
-
-
-def _check_joint(recipe: Recipe, rules: Mapping[str, Rule]) -> None:
-    """Refuse methods that give something else on changes than on models."""
-    for rule in rules.values():
-        if recipe.rank == "concatenate" and rule.method.coefficients(rule.weights) is None:
-            raise RecipeError(
-                f"rank: concatenate is exact for average and task_arithmetic, which add changes "
-                f"up, and not for {rule.method.name}; choose a number as rank"
-            )
-        if recipe.align == "core_space":
-            if not rule.method.works_in_core_space:
-                raise RecipeError(
-                    f"align: core_space is for methods of changes, such as ties, tsv_m and iso_c, "
-                    f"and not for {rule.method.name}; leave it out"
-                )
-        elif not rule.method.works_on_changes:
-            hint = ", or choose core_space" if rule.method.works_in_core_space else ""
-            raise RecipeError(
-                f"align: knots is for methods that look at single entries of changes, such as "
-                f"ties and dare_ties, and not for {rule.method.name}; leave it out{hint}"
-            )
-
-
-def _check_covered(plan: Plan, methods: Iterable[Method]) -> None:
-    """Refuse objectives that have nothing for any parameter."""
-    layers = plan.layers
-    StatisticsError.raise_all(
-        f"the objective {name} has nothing for any of the parameters to merge; are the statistics "
-        "of these models, and were their layers among the collected ones?"
-        for name in sorted({n for method in methods for n in method.idle_objectives(layers)})
-    )
-
-
-def _otherwise_notes(plan: Plan) -> list[str]:
-    if not plan.otherwise:
-        return []
-    names = [p.name for p in plan.otherwise]
-    used = dict.fromkeys(p.rule.method.fallback.name for p in plan.otherwise)
-    return [
-        f"merged by {' or '.join(used)}, since the objective has nothing for them ({len(names)} of "
-        f"{len(plan.parameters)} tensors; all are in merge.json): {listed(names, 6)}"
-    ]
-
-
-def _unused_notes(plan: Plan, alignment: Alignment, evidence: Sequence[Evidence]) -> Iterator[str]:
-    """The experts that some model did not use, so that the objective has nothing for them."""
-    for model, one in zip(alignment.models, evidence, strict=False):
-        unused = [p for p in plan.otherwise if one.is_unused(p.name)]
-        experts = dict.fromkeys(p.name.rsplit(".", 2)[0] for p in unused)
-        used = dict.fromkeys(p.rule.method.fallback.name for p in unused)
-        if experts:
-            yield (
-                f"merged by {' or '.join(used)}, since no token of {model.name}'s data was routed "
-                f"to them ({counted(list(experts), 'expert')}): {listed(list(experts), 12)}"
-            )
-
-
-def _device_notes(plan: Plan, device: str | None) -> Iterator[str]:
-    """What is not merged on the device that was asked for."""
-    if device is None or has_float64(device if device != "auto" else find_devices(device)[0]):
-        return
-    sites = (site for job in plan.jobs for site in job.sites if site.needs_float64)
-    names = list(dict.fromkeys(p.name for site in sites for p in site.parameters))
-    if names:
-        yield (
-            f"merged on the processor, since they need float64, which {device} does not have "
-            f"({len(names)} of {len(plan.parameters)} tensors): {listed(names, 6)}"
-        )
-
-
-def _poor_models(recipe: Recipe, evidence: Sequence[Evidence]) -> list[str]:
-    """Which models did not learn their tasks, as far as labels beside statistics show it."""
-    found = []
-    for entry, one in zip(recipe.models, evidence, strict=False):  # there may be no statistics
-        marks = one.statistics.header.sets[MAIN].marks
-        if marks is not None and marks.is_poor:
-            found.append(
-                f"{entry.name} is a poor model: of the {marks.num} examples its statistics are of "
-                f"it gets {marks.accuracy:.0%} right, where always the commonest label would be in "
-                f"{marks.majority:.0%}. A merge that matches it closely repeats its mistakes; "
-                "`mats advise` says how much weight to give it, or which other method to use"
-            )
-    return found
 
 
 def _taken_from_one(recipe: Recipe, name: str) -> bool:

@@ -37,7 +37,8 @@ def tables() -> Mapping[str, Mapping[str, Known]]:
 def describe_options() -> dict[str, Any]:
     """What the file is to say."""
     from matsmerge.methods import parts
-    from matsmerge.recipes.recipe import ModelEntry, Override, Recipe
+    from matsmerge.recipes.recipe import Recipe
+    from matsmerge.recipes.recipe_parts import ModelEntry, Override
 
     def kind(annotation: Any) -> str | None:
         if isinstance(annotation, UnionType):  # what may be left out

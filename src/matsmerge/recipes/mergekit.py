@@ -29,7 +29,8 @@ from matsmerge.recipes.mergekit_settings import (
     unfiltered,
     weights_on_arc,
 )
-from matsmerge.recipes.recipe import ModelOverride, short_names
+from matsmerge.recipes.recipe import short_names
+from matsmerge.recipes.recipe_parts import ModelOverride
 
 _LISTS = ("models", "slices", "modules")
 _KEYS = (

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matsmerge.recipes.mergekit_methods import MERGEKIT_METHODS, find_method, our_name
-from matsmerge.recipes.recipe import ModelEntry, Override, Recipe
+from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe_parts import ModelEntry, Override
 from matsmerge.recipes.stack import BASE, OtherBase
 
 _HELD = re.compile(r"\*([^*?\[\]]+)\*")

@@ -1,7 +1,6 @@
 """The recipe: models, base, method, and what is different for some parameters."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,6 @@ import torch
 from pydantic import (
     BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -21,112 +19,18 @@ from matsmerge.checkpoints.source import resolved
 from matsmerge.errors import RecipeError, closest
 from matsmerge.limits import MOST_ITERATIONS, MOST_KEPT, MOST_RANK
 from matsmerge.methods.method import Method
-from matsmerge.methods.site import Shares
 from matsmerge.problems import problems_of
 from matsmerge.recipes.method_spec import MethodSpec, WrittenMethod, as_plain
-from matsmerge.recipes.model_data import ModelData, as_model_data
-from matsmerge.recipes.stack import LayerRange, Layers, Patterns, Stack, as_stacks
+from matsmerge.recipes.recipe_parts import SHARES, ModelEntry, Override
+from matsmerge.recipes.stack import Layers, Patterns, Stack, as_stacks
 from matsmerge.recipes.tokenizer_spec import TokenizerSpec, as_tokenizer_spec
 
-# A number, or numbers spread evenly over the depth of the network.
-Number = Annotated[float, Field(allow_inf_nan=False)]
-Depthwise = Number | Annotated[list[Number], Field(min_length=1)]
-SHARES = tuple(field.name for field in fields(Shares))  # what models may have of their own
 DtypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelEntry(_Strict):
-    """One model: where it is, what to call it, and how much it counts."""
-
-    model: str = Field(description="a file, a folder, or a hub id with an optional @revision")
-    name: str | None = Field(
-        None, pattern=r"^[\w.-]+$", description="a short name; by default from the path"
-    )
-    weight: Depthwise = Field(1.0, description="how much this model counts")
-    density: Depthwise | None = Field(
-        None, description="this model's own density, for methods that have one"
-    )
-    gamma: Depthwise | None = Field(
-        None, description="this model's own share of outliers to drop, for breadcrumbs"
-    )
-    epsilon: Depthwise | None = Field(
-        None, description="this model's own width of probabilities around the density, for della"
-    )
-    statistics: str | None = Field(
-        None,
-        description="what `mats collect` wrote of this model; by default statistics.safetensors "
-        "beside it, for methods that need it",
-    )
-    data: Annotated[
-        ModelData | None,
-        BeforeValidator(as_model_data, json_schema_input_type=str | ModelData | None),
-    ] = Field(
-        None,
-        description="this model's data, or a task file, for methods with inputs: merged; a path, "
-        "or a path with options",
-    )
-
-
 def _from_path(value: Any) -> Any:
     return {"model": str(value)} if isinstance(value, (str, Path)) else value
-
-
-class ModelOverride(_Strict):
-    """What is different for one model."""
-
-    weight: Depthwise | None = None
-    density: Depthwise | None = None
-    gamma: Depthwise | None = None
-    epsilon: Depthwise | None = None
-
-
-class Override(_Strict):
-    """What is different for the parameters whose names match. Later overrides win.
-
-    With `layers` it is for those of these layers only, over which lists of numbers are spread.
-    """
-
-    model_config = ConfigDict(
-        json_schema_extra={"anyOf": [{"required": ["match"]}, {"required": ["layers"]}]}
-    )
-
-    match: Patterns = Field(
-        default_factory=lambda: ["*"],
-        min_length=1,
-        description="patterns of parameter names, e.g. '*.mlp.*'; with layers, by default all",
-    )
-    layers: LayerRange | Literal["before", "after"] | None = Field(
-        None,
-        description="[8, 16] for the layers 8 to 15 of the result; or what comes before all layers "
-        "(embeddings) or after them (norm, head)",
-    )
-    method: Annotated[
-        dict[str, Any] | None, BeforeValidator(as_plain), WrittenMethod(is_optional=True)
-    ] = Field(None, description="parameters to change, or another method by its name")
-    models: dict[str, ModelOverride] = Field(
-        default_factory=dict, description="other weights or densities, by model name"
-    )
-    only: list[str] | None = Field(
-        None, min_length=1, description="the models that take part; by default all"
-    )
-    required: bool = Field(True, description="whether it is an error if nothing matches")
-
-    @model_validator(mode="after")
-    def _changes_something(self) -> "Override":
-        if not self.method and not self.models and self.only is None:
-            raise ValueError("changes nothing; give it a method, models or only")
-        if self.layers is None and "match" not in self.model_fields_set:
-            raise ValueError("say which parameters it is for, by match or layers")
-        return self
-
-    def __str__(self) -> str:
-        layers = "" if self.layers is None else f", layers {self.layers}"
-        return f"override {self.match}{layers}"
 
 
 def _as_rank(value: Any) -> Any:
@@ -136,7 +40,7 @@ def _as_rank(value: Any) -> Any:
     raise ValueError(f"expected a number from 1 to {MOST_RANK}, or concatenate, found {value!r}")
 
 
-class Recipe(_Strict):
+class Recipe(BaseModel, extra="forbid", frozen=True):
     """A merge, written down."""
 
     name: str | None = Field(

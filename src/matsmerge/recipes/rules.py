@@ -13,7 +13,8 @@ from matsmerge.methods.method import Method
 from matsmerge.methods.options import at_depth
 from matsmerge.methods.site import Shares
 from matsmerge.problems import problems_of
-from matsmerge.recipes.recipe import SHARES, Override, Recipe, method_refusals
+from matsmerge.recipes.recipe import Recipe, method_refusals
+from matsmerge.recipes.recipe_parts import SHARES, Override
 
 _LAYER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 

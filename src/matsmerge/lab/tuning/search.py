@@ -1,6 +1,5 @@
 """Choose by validation score: merge, score, keep the best."""
 
-import hashlib
 import json
 import math
 import shutil
@@ -12,23 +11,27 @@ from typing import Any
 
 import yaml
 
-from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.source import local_path
 from matsmerge.engine.executor import Executor, Piece, SerialExecutor
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.output_folder import MANIFEST, is_merge
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
-from matsmerge.errors import DataError, NonFiniteError, RecipeError, StatisticsError
+from matsmerge.errors import DataError, NonFiniteError, RecipeError
 from matsmerge.files.output_place import check_folder
 from matsmerge.files.whole_outputs import StagedFolder, remove
+from matsmerge.lab.tuning.search_inputs import (
+    check_overlap,
+    identify,
+    representatives,
+    used_places,
+)
 from matsmerge.lab.tuning.search_space import ITERATIONS, Range, SearchSpace
 from matsmerge.lab.tuning.teacher_score import DIVERGENCE, TeacherScorer, find_teachers
 from matsmerge.lab.tuning.trial_score import (
     LabelScorer,
     Scorer,
     ValidationTask,
-    overlaps,
     read_validation_tasks,
 )
 from matsmerge.lab.tuning.trials import Journal, Trial, best, choice_key
@@ -112,14 +115,14 @@ def tune(
     validation = read_validation_tasks(tasks, options.split, metric)
     if not validation:
         raise DataError("say what to tune for with at least one task")
-    prepared = [prepare(space.fill(choice)) for choice in _representatives(space)]
-    _check_overlap(prepared, validation, options)
+    prepared = [prepare(space.fill(choice)) for choice in representatives(space)]
+    check_overlap(prepared, validation, options)
     target = local_path(out).absolute()
-    used = _used(prepared, validation)
+    used = used_places(prepared, validation)
     # A folder of ours has the manifest of the model that was chosen.
     check = partial(check_folder, target, "search", is_merge, inputs=used, overwrite=overwrite)
     check(resume=resume)
-    identity = _identify(space, prepared, validation, options)
+    identity = identify(space, prepared, validation, options)
     own = {str(entry.name): entry.model for entry in prepared[0].recipe.models}
     teachers = find_teachers(validation, own) if options.unlabelled else {}
     num_merges = space.num_choices if is_grid else options.num_trials
@@ -337,66 +340,3 @@ def _scorer(
     return TeacherScorer(
         tasks=validation, num_examples=num, batch_size=size, teachers=teachers, folder=answers
     )
-
-
-def _representatives(space: SearchSpace) -> Iterable[dict[str, Any]]:
-    """A choice for every method and other thing that inputs depend on."""
-    keys = [key for key in space.others if key in Recipe.model_fields]
-    kinds: dict[str, dict[str, Any]] = {}
-    for choice in space.grid():
-        kinds.setdefault(choice_key({key: choice[key] for key in keys}), choice)
-    return kinds.values()
-
-
-def _check_overlap(
-    prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask], options: Options
-) -> None:
-    if options.allow_overlap:
-        return
-    problems = []
-    for merge in prepared:
-        for one in merge.evidence:
-            problems += overlaps(one.statistics, one.label, validation)
-        splits = {task.data.split for task in validation} | {"test"}
-        for entry in merge.recipe.models:
-            if entry.data is not None and entry.data.task_file.split in splits:
-                problems.append(
-                    f"{entry.name}: its data is the split '{entry.data.task_file.split}'; use "
-                    "another one, or allow it with --allow-overlap"
-                )
-    StatisticsError.raise_all(dict.fromkeys(problems))
-
-
-def _used(
-    prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask]
-) -> dict[str, Path]:
-    """Everything that is read, which the output must not replace."""
-    places: dict[str, Path | None] = {}
-    for merge in prepared:
-        places |= {m.checkpoint.label: m.checkpoint.place for m in merge.alignment.everyone}
-        places |= {one.label: one.statistics.arrays.place for one in merge.evidence}
-    for task in validation:
-        sources = task.described.data
-        for source in sources.values() if isinstance(sources, dict) else [sources or ""]:
-            places[f"data of {task.name}"] = Path(source) if Path(source).exists() else None
-    return {label: place for label, place in places.items() if place is not None}
-
-
-def _identify(
-    space: SearchSpace,
-    prepared: Sequence[PreparedMerge],
-    validation: Sequence[ValidationTask],
-    options: Options,
-) -> str:
-    """A digest of all that must be the same for a search to be continued."""
-    content = [
-        __version__,
-        dict(space.recipe),
-        {key: list(values) for key, values in space.values.items()},
-        [fingerprint(m.checkpoint) for p in prepared for m in p.alignment.everyone],
-        [fingerprint(one.statistics.arrays) for p in prepared for one in p.evidence],
-        [[t.described.model_dump(mode="json"), t.data.fingerprint] for t in validation],
-        [options.strategy, options.num_trials, options.seed, options.num_examples],
-        options.unlabelled,
-    ]
-    return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()
