@@ -191,9 +191,16 @@ def test_padding_is_not_counted(tmp_path: Path) -> None:
     assert not torch.allclose(found[0]["classifier.weight"], own["classifier.weight"], atol=1e-3)
 
 
-def test_it_is_the_default_of_mats_cross(family: Path, tmp_path: Path) -> None:
-    by_default = merge(family, tmp_path / "default", "mats_cross")
-    without = merge(family, tmp_path / "without", "mats_cross", match_heads=False)
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("mats_cross", {}), ("svc", {"init": "mats_cross"}), ("mats", {"init": "mats_cross"})],
+)
+def test_it_is_the_default_of_mats_cross(
+    method: str, options: dict[str, Any], family: Path, tmp_path: Path
+) -> None:
+    """Also of what starts from it."""
+    by_default = merge(family, tmp_path / "default", method, **options)
+    without = merge(family, tmp_path / "without", method, **options, match_heads=False)
     own = load_file(family / "one" / "model.safetensors")
     heads = [load_file(m / "heads" / "one.safetensors") for m in (by_default, without)]
     assert torch.equal(heads[1]["classifier.weight"], own["classifier.weight"])
