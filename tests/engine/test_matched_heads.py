@@ -18,6 +18,7 @@ from transformers import (
     AutoTokenizer,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertModel,
 )
 
 import matsmerge
@@ -189,6 +190,30 @@ def test_padding_is_not_counted(tmp_path: Path) -> None:
         torch.testing.assert_close(tensor, found[1][name], rtol=1e-3, atol=1e-4)
     own = load_file(folder / "two" / "model.safetensors")
     assert not torch.allclose(found[0]["classifier.weight"], own["classifier.weight"], atol=1e-3)
+
+
+def test_a_model_runs_once_and_the_merged_one_once_for_each_map(
+    family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond what is tried out on the first batch, however many follow."""
+    plain, num_texts = BertModel.forward, 0
+
+    def counted(self: BertModel, input_ids: Tensor, *args: Any, **inputs: Any) -> Any:
+        nonlocal num_texts
+        num_texts += len(input_ids)
+        return plain(self, input_ids, *args, **inputs)
+
+    monkeypatch.setattr(BertModel, "forward", counted)
+    found = []
+    for num in (4, 12):
+        data = [tmp_path / f"{name}{num}.jsonl" for name in NAMES]
+        for path in data:
+            write_rows(path, [{"text": "a b c"}] * num)
+        num_texts = 0
+        merge(family, tmp_path / f"m{num}", match_heads=True,
+              data=[{"path": path, "batch_size": 2} for path in data])  # fmt: skip
+        found.append(num_texts)
+    assert found[1] - found[0] == len(NAMES) * (12 - 4) * (1 + 2)  # pooler and classifier
 
 
 @pytest.mark.parametrize(
