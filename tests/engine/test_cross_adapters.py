@@ -125,6 +125,24 @@ def test_vectors_scale_to_what_each_model_has(name: str, method: str, tmp_path: 
         assert not torch.allclose(expected, start.flatten(), rtol=1e-2)
 
 
+def test_where_inputs_are_the_models_own_vectors_have_plain_moments(tmp_path: Path) -> None:
+    """Nothing is merged before the first keys: x_j = sum_m E[n_j²] l_mj / sum_m E[n_j²]."""
+    adapters = Adapters("bert", IA3["bert"], tmp_path)
+    found = adapters.merge(anchor=0.0)
+    vectors = [tensors(path) for path in adapters.paths]
+    seen = [adapters.scaled({n: t.double() for n, t in found.items()}, m) for m in range(2)]
+    first, later = (f"{PREFIX}bert.encoder.layer.{i}.attention.self.key.ia3_l" for i in range(2))
+    moments = []
+    for scaled in seen:
+        n, n_own = scaled[first]
+        torch.testing.assert_close(n, n_own, rtol=0, atol=0)
+        assert not torch.allclose(*scaled[later], rtol=1e-3)
+        moments.append(n.square().mean(0) / n.square().mean(0).sum())
+    above = sum(g * v[first].double().flatten() for g, v in zip(moments, vectors, strict=True))
+    expected = above / (moments[0] + moments[1])
+    torch.testing.assert_close(found[first].double().flatten(), expected, rtol=1e-6, atol=1e-9)
+
+
 def test_one_adapter_and_equal_ones_stay_what_they_are(tmp_path: Path) -> None:
     adapters = Adapters("t5", IA3["t5"], tmp_path)
     first = tensors(adapters.paths[0])

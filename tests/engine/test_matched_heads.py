@@ -18,6 +18,7 @@ from transformers import (
     AutoTokenizer,
     BertForSequenceClassification,
     BertForTokenClassification,
+    BertModel,
 )
 
 import matsmerge
@@ -191,9 +192,40 @@ def test_padding_is_not_counted(tmp_path: Path) -> None:
     assert not torch.allclose(found[0]["classifier.weight"], own["classifier.weight"], atol=1e-3)
 
 
-def test_it_is_the_default_of_mats_cross(family: Path, tmp_path: Path) -> None:
-    by_default = merge(family, tmp_path / "default", "mats_cross")
-    without = merge(family, tmp_path / "without", "mats_cross", match_heads=False)
+def test_a_model_runs_once_and_the_merged_one_once_for_each_map(
+    family: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond what is tried out on the first batch, however many follow."""
+    plain, num_texts = BertModel.forward, 0
+
+    def counted(self: BertModel, input_ids: Tensor, *args: Any, **inputs: Any) -> Any:
+        nonlocal num_texts
+        num_texts += len(input_ids)
+        return plain(self, input_ids, *args, **inputs)
+
+    monkeypatch.setattr(BertModel, "forward", counted)
+    found = []
+    for num in (4, 12):
+        data = [tmp_path / f"{name}{num}.jsonl" for name in NAMES]
+        for path in data:
+            write_rows(path, [{"text": "a b c"}] * num)
+        num_texts = 0
+        merge(family, tmp_path / f"m{num}", match_heads=True,
+              data=[{"path": path, "batch_size": 2} for path in data])  # fmt: skip
+        found.append(num_texts)
+    assert found[1] - found[0] == len(NAMES) * (12 - 4) * (1 + 2)  # pooler and classifier
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("mats_cross", {}), ("svc", {"init": "mats_cross"}), ("mats", {"init": "mats_cross"})],
+)
+def test_it_is_the_default_of_mats_cross(
+    method: str, options: dict[str, Any], family: Path, tmp_path: Path
+) -> None:
+    """Also of what starts from it."""
+    by_default = merge(family, tmp_path / "default", method, **options)
+    without = merge(family, tmp_path / "without", method, **options, match_heads=False)
     own = load_file(family / "one" / "model.safetensors")
     heads = [load_file(m / "heads" / "one.safetensors") for m in (by_default, without)]
     assert torch.equal(heads[1]["classifier.weight"], own["classifier.weight"])

@@ -90,10 +90,11 @@ class HeadMatching:
             own.task.collate(examples) for to, examples in asked.prepare(own).batches if to == MAIN
         ]
         stored = load_file(file)
-        for name in _in_order(own.model, _head_maps(merged.model, merged.head_names), batches[0]):
-            module = merged.model.get_submodule(name)
-            assert isinstance(module, nn.Linear)
-            weight, bias = matched(*_moments(own.model, merged.model, name, batches), module)
+        maps = _in_order(own.model, _head_maps(merged.model, merged.head_names), batches[0])
+        wanted = [_own_outputs(own.model, maps, batch) for batch in batches]
+        for name in maps:
+            module = _linear(merged.model, name)
+            weight, bias = matched(*_moments(merged.model, name, batches, wanted), module)
             for part, value in (("weight", weight), ("bias", bias)):
                 if value is not None:
                     parameter = module.get_parameter(part)
@@ -129,36 +130,54 @@ def matched(second: Tensor, cross: Tensor, head: nn.Linear) -> tuple[Tensor, Ten
 
 
 def _moments(
-    own: nn.Module, merged: nn.Module, name: str, batches: Sequence[Batch]
+    merged: nn.Module, name: str, batches: Sequence[Batch], wanted: Sequence[Mapping[str, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Sums of z zᵀ and y* zᵀ over all rows that a map of the head receives."""
-    module = own.get_submodule(name)
-    assert isinstance(module, nn.Linear)
-    weight = module.weight.detach().double().cpu()
-    has_bias = module.bias is not None
-    size = weight.shape[1] + has_bias
+    module = _linear(merged, name)
+    size = module.in_features + (module.bias is not None)
     second = torch.zeros(size, size, dtype=torch.float64)
-    cross = torch.zeros(len(weight), size, dtype=torch.float64)
-    for batch in batches:
-        z, z_own = (_received(model, name, batch) for model in (merged, own))
-        outputs = z_own @ weight.mT
-        if has_bias:
-            outputs += module.bias.detach().double().cpu()
+    cross = torch.zeros(module.out_features, size, dtype=torch.float64)
+    for batch, outputs in zip(batches, wanted, strict=True):
+        z = _received(merged, [name], batch)[name]
+        if module.bias is not None:
             z = torch.cat([z, z.new_ones(len(z), 1)], 1)
         second += z.mT @ z
-        cross += outputs.mT @ z
+        cross += outputs[name].mT @ z
     return second, cross
 
 
-def _received(model: nn.Module, name: str, batch: Batch) -> Tensor:  # (rows, in)
-    """What a map receives of a batch, padding left out."""
+def _own_outputs(
+    model: nn.Module, maps: Sequence[str], batch: Batch
+) -> dict[str, Tensor]:  # (rows, out)
+    """y*, what maps give for a batch in the model of their own, in one pass."""
+    found = {}
+    for name, z in _received(model, maps, batch).items():
+        module = _linear(model, name)
+        found[name] = z @ module.weight.detach().double().cpu().mT
+        if module.bias is not None:
+            found[name] += module.bias.detach().double().cpu()
+    return found
+
+
+def _received(
+    model: nn.Module, maps: Sequence[str], batch: Batch
+) -> dict[str, Tensor]:  # (rows, in)
+    """What maps receive of a batch, padding left out."""
     device = next(model.parameters()).device
-    with _inputs_of(model, [name]) as seen, torch.no_grad():
+    with _inputs_of(model, maps) as seen, torch.no_grad():
         model(**batch.to(device).inputs)
-    (value,) = (value for _, value in seen)
-    value = value.detach().double().cpu()
-    mask = next((m for m in batch.row_masks if m.shape == value.shape[:-1]), None)
-    return value.reshape(-1, value.shape[-1]) if mask is None else value[mask]
+    found = {}
+    for name, received in seen:
+        value = received.detach().double().cpu()
+        mask = next((m for m in batch.row_masks if m.shape == value.shape[:-1]), None)
+        found[name] = value.reshape(-1, value.shape[-1]) if mask is None else value[mask]
+    return found
+
+
+def _linear(model: nn.Module, name: str) -> nn.Linear:
+    module = model.get_submodule(name)
+    assert isinstance(module, nn.Linear)
+    return module
 
 
 def _head_maps(model: nn.Module, head: Mapping[str, str]) -> list[str]:

@@ -157,6 +157,10 @@ class Mats(Parts, Method):
         own = self.inputs == "merged" and self.targets == "outputs"
         return own or self.init.matches_outputs
 
+    @property
+    def matches_heads(self) -> bool:
+        return self.init.matches_heads
+
     def without_inputs(self) -> Self | None:
         stages = tuple(stage for stage in self.rounds if stage.objective.needs_own_statistics)
         if not stages:

@@ -49,7 +49,6 @@ class Method(Options, ABC):
     needs_base: ClassVar[bool] = False
     num_models: ClassVar[int | None] = None  # where only one number makes sense
     shares_of_models: ClassVar[tuple[str, ...]] = ("density",)  # options models may have themselves
-    matches_heads: ClassVar[bool] = False  # heads are matched to the merged model by default
     is_isotropic: ClassVar[bool] = False  # are all singular values of its changes the same?
 
     @abstractmethod
@@ -105,6 +104,11 @@ class Method(Options, ABC):
     @property
     def divides_by_weights(self) -> bool:
         """Whether the sum of the models' weights must not be zero."""
+        return False
+
+    @property
+    def matches_heads(self) -> bool:
+        """Whether heads are matched to the merged model unless the recipe says otherwise."""
         return False
 
     @property

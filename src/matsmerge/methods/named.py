@@ -79,11 +79,14 @@ class MatsCross(Mats):
 
     name = "mats_cross"
     chooses_for_adapters = False
-    matches_heads = True
 
     objective: ObjectivePart = Kfac(bias=True, equalize=True, output_ridge=0.1, anchor=0.02)
-    solver: SolverPart = ConjugateGradients(preconditioner="kronecker", iterations=30)
+    solver: SolverPart = ConjugateGradients(preconditioner="kronecker", iterations=10)
     inputs: Inputs = "merged"
+
+    @property
+    def matches_heads(self) -> bool:
+        return True
 
 
 class MatsKfac(Mats):

@@ -15,6 +15,7 @@ import matsmerge
 from matsmerge.lab.experiments.step import Places, Step, with_needs
 from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.suite import FOLDER, Suite, make_suite, read_suite
+from matsmerge.lab.experiments.suite_parts import MethodOfSuite
 from matsmerge.lab.experiments.suite_plan import Plan
 from matsmerge.lab.experiments.suite_results import (
     BASE,
@@ -26,6 +27,8 @@ from matsmerge.lab.experiments.suite_results import (
 from matsmerge.lab.experiments.suite_setup import Local, Setup, local
 from matsmerge.lab.training.training_options import TrainingOptions
 from matsmerge.lab.tuning.search_space import SearchSpace, parse_values
+from matsmerge.methods.mats import Mats
+from matsmerge.methods.task_arithmetic import TaskArithmetic
 from matsmerge.statistics.collection_options import make_options
 from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.splits import read_split
@@ -89,6 +92,24 @@ def test_searches_are_of_parameters_that_methods_have(name: str) -> None:
         recipe = {"base": "base", "models": models, "method": method.method}
         space = SearchSpace(recipe, {k: parse_values(k, v) for k, v in method.search.items()})
         space.check()
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_systems_of_the_paper_start_from_the_tuned_task_arithmetic(name: str) -> None:
+    """Whose scale is not searched once more."""
+    found = set()
+    for method, of in SUITES[name].methods.items():
+        parsed = of.parsed()
+        if parsed.iterates and method != "mats_kfac":  # which is ours
+            assert of.starts_from == "task_arithmetic", method
+            assert set(of.search) == {"iterations"}
+            found.add(method)
+    assert "mats" in found
+    curves = SUITES[name].studies.curves
+    for curve in curves.curves.values() if curves else ():
+        parsed = MethodOfSuite(method=curve).parsed()
+        assert isinstance(parsed, Mats)
+        assert parsed.start == TaskArithmetic(scale=0.3)
 
 
 @pytest.mark.parametrize(("name", "task_name"), TASKS_OF_SUITES)
