@@ -23,7 +23,7 @@ from matsmerge.cli.method_flags import MergeCommand, parse_method
 from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
 from matsmerge.limits import MOST_KEPT
-from matsmerge.recipes.known_options import check_names
+from matsmerge.recipes.known_options import check_early
 
 if TYPE_CHECKING:
     from matsmerge import Executor, PlannedMerge, Recipe
@@ -180,7 +180,7 @@ def _recipe_or_models(
 
 def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list[str]]":
     """The recipes of a file, the last of them with what the command line changes."""
-    check_names(path)
+    check_early(path)
     from matsmerge.recipes.recipe import make_recipe
     from matsmerge.recipes.recipe_file import read_recipes
 
