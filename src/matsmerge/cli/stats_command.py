@@ -109,7 +109,10 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
         check_belongs(statistics, open_checkpoint(model))
         screen.result({"path": path, "model": model})
         if not screen.quiet:
-            screen.say(f"{path} was collected from {model}")
+            screen.say(f"{path} was collected from {model}: they belong together")
+            screen.next(
+                f"mats merge {shlex.join([model, 'MODEL2'])} --base BASE --method mats_kfac"
+            )
         return
     spectra = _spectra(statistics, screen)
     content = {
@@ -122,6 +125,7 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
     }
     screen.result(content)
     _show(path, statistics, spectra, screen)
+    screen.next(f"mats inspect {shlex.quote(path)} MODEL checks that it is of a model")
 
 
 def _spectra(statistics: "Statistics", screen: Screen) -> "dict[str, Spectrum]":
