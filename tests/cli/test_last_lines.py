@@ -17,7 +17,7 @@ MERGEKIT = "merge_method: linear\nmodels: [{model: tuned/sst2, parameters: {weig
 GIVEN: list[tuple[list[str], str]] = [
     (["init", *MODELS, "--method", "task_arithmetic", "--heads", "classifier.*"], "recipe.yaml"),
     (["train", "base", "--task", "sst2.yaml", "--max-steps", "2", "--out", "new"], "how good it is"),
-    (["collect", "tuned/sst2", *TASKS[:2], "--split", "train", "--statistics", "gram"], "rightly"),
+    (["collect", "tuned/sst2", *TASKS[:2], "--split", "train", "--statistics", "gram"], "20 examples of"),
     (["stats", "combine", "tuned/sst2/statistics.safetensors", "--out", "all.safetensors"], "= 20 examples"),
     (["stats", "compress", "all.safetensors", "--rank", "2", "--out", "small.safetensors"], "of rank 2"),
     (["inspect", "all.safetensors"], "examples: "),
@@ -25,7 +25,7 @@ GIVEN: list[tuple[list[str], str]] = [
     (["advise", *MODELS], "fit together"),
     (["merge", "recipe.yaml", "--dry-run"], "to write"),
     (["merge", "recipe.yaml", "--out", "merged"], "2 models merged into merged"),
-    (["mergekit", "mergekit.yml", "as-mergekit"], "1 models merged into as-mergekit"),
+    (["mergekit", "mergekit.yml", "as-mergekit"], "1 model merged into as-mergekit"),
     (["inspect", "merged"], "fingerprint"),
     (["inspect", "base", "base"], "they are the same model"),
     (["inspect", "tuned/sst2", "merged"], "a typical tensor that changed differs by"),

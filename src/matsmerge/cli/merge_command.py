@@ -23,6 +23,7 @@ from matsmerge.cli.method_flags import MergeCommand, parse_method
 from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
 from matsmerge.limits import MOST_KEPT
+from matsmerge.problems import counted
 from matsmerge.recipes.known_options import check_early
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def merge(
     screen.result({"out": str(out), **described})
     show_solutions(merged, screen)
     show_energies(merged.report.get("lora", {}), screen)
-    screen.say(f"{len(planned.recipe.models)} models merged into {out}")
+    screen.say(f"{counted(planned.recipe.models, 'model')} merged into {out}")
     if files.push is not None:
         matsmerge.push(out, files.push, public=files.public)
         screen.say(f"{out} is on the hub as {files.push}")

@@ -13,6 +13,7 @@ from matsmerge.cli.merge_command import check_memory
 from matsmerge.cli.merge_display import show_what_is_next
 from matsmerge.errors import RecipeError
 from matsmerge.limits import MOST_COUNTED, NUM_SEEDS
+from matsmerge.problems import counted
 
 if TYPE_CHECKING:
     from matsmerge import Recipe
@@ -178,7 +179,7 @@ def mergekit(place: Place, flags: Flags, ignored: Ignored, screen: Screen) -> No
             max_shard_bytes=_parse_size(flags.out_shard_size),
             intermediates=place.intermediate_dir,
         )
-    screen.say(f"{len(planned.recipe.models)} models merged into {out}")
+    screen.say(f"{counted(planned.recipe.models, 'model')} merged into {out}")
     show_what_is_next(merged, out, screen)
 
 

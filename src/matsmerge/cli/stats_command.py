@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from matsmerge.byte_sizes import format_bytes
-from matsmerge.cli.collected_display import show_kinds
+from matsmerge.cli.collected_display import show_kinds, show_next_merge
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
@@ -110,9 +110,7 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
         screen.result({"path": path, "model": model})
         if not screen.quiet:
             screen.say(f"{path} was collected from {model}: they belong together")
-            screen.next(
-                f"mats merge {shlex.join([model, 'MODEL2'])} --base BASE --method mats_kfac"
-            )
+            show_next_merge([model], [Path(path)], statistics.kinds, screen)
         return
     spectra = _spectra(statistics, screen)
     content = {
