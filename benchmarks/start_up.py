@@ -31,7 +31,7 @@ COMMANDS: dict[str, tuple[list[str], float | None]] = {  # and goals in seconds
     "mats merge --help": ([*MATS, "merge", "--help"], None),
     "recipe: no YAML": ([*MATS, "merge", "syntax.yaml", "-o", "out"], 0.6),
     "recipe: unknown key": ([*MATS, "merge", "key.yaml", "-o", "out"], 0.6),
-    "recipe: wrong value": ([*MATS, "merge", "option.yaml", "-o", "out"], None),
+    "recipe: wrong value": ([*MATS, "merge", "option.yaml", "-o", "out"], 0.6),
 }
 
 

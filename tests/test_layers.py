@@ -58,12 +58,14 @@ LIBRARY = {
     "api": {"checkpoints", "methods", "recipes", "engine", "advice"},
 }
 LAB = {
+    "lab.run_logs": set(),
     "lab.costs": set(),
     "lab.evaluation": set(),
     "lab.training": set(),
-    "lab.tuning": {"lab.evaluation"},
+    "lab.tuning": {"lab.evaluation", "lab.run_logs"},
     "lab.subspaces": set(),
     "lab.experiments": {
+        "lab.run_logs",
         "lab.costs",
         "lab.evaluation",
         "lab.subspaces",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from matsmerge.markdown_text import escape, fenced
+from matsmerge.markdown_text import escape, fenced, table_of
 
 NAMES = [
     "a|b",
@@ -64,3 +64,9 @@ def test_fences() -> None:
         (token,) = MarkdownIt("commonmark").parse(markdown)
         assert (token.type, token.info) == ("fence", "yaml")
         assert token.content.rstrip("\n") == code.rstrip("\n")
+
+
+def test_a_table() -> None:
+    made = table_of(("", "a|b"), [("x", 1), ("*y*", "2\n3")])
+    assert made.splitlines()[1] == "| --- | ---: |"
+    assert shown(made).split() == ["a|b", "x", "1", "*y*", "2", "3"]

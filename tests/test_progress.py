@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import matsmerge
-from matsmerge.progress import Callback, Progress, Update, listener
+from matsmerge.progress import Callback, Logged, Progress, Update, listener
 
 
 def test_a_function_is_told_all_there_is_to_tell() -> None:
@@ -29,7 +30,26 @@ def test_a_function_is_told_all_there_is_to_tell() -> None:
 def test_what_is_given() -> None:
     assert isinstance(listener(None), Progress)
     given = Callback(print)
-    assert listener(given) is given
+    told = listener(given)
+    assert isinstance(told, Logged)
+    assert told.told is given
+    assert listener(told) is told
+
+
+def test_stages_and_notes_are_logged(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each once, whoever listens besides; quiet unless `logging` is set up."""
+    tensors = {"w": torch.ones(2, 2)}
+    matsmerge.merge([tensors, tensors])
+    assert not caplog.messages
+    with caplog.at_level("INFO", "matsmerge"):
+        matsmerge.merge([tensors, tensors], progress=lambda _: None)
+        listener(None).note("here")
+    assert caplog.messages == ["merging: 32 bytes", "here"]
+    assert {record.name for record in caplog.records} == {"matsmerge"}
+    shown = capsys.readouterr()
+    assert shown.out + shown.err == ""
 
 
 def test_collecting_tells_a_function(tmp_path: Path) -> None:

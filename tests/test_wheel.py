@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from matsmerge.optional_import import EXTRAS
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -26,9 +28,11 @@ def test_it_builds_and_installs() -> None:
     assert ".whl and matsmerge-" in done.stdout
 
 
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
 def test_all_is_everything_for_users() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    extras = PROJECT["optional-dependencies"]
 
     def reached(extra: str) -> set[str]:
         named = [re.match(r"matsmerge\[(.*)\]", needed) for needed in extras[extra]]
@@ -36,3 +40,28 @@ def test_all_is_everything_for_users() -> None:
         return {extra}.union(*(reached(part) for part in parts))
 
     assert reached("all") == extras.keys() - {"docs", "dev", "gs", "az"}  # other stores than S3
+
+
+def test_errors_name_extras_that_there_are() -> None:
+    extras = PROJECT["optional-dependencies"]
+    brought = {"choreographer": "kaleido", "aiohttp": "s3fs"}  # by another package
+    for package, extra in EXTRAS.items():
+        assert any(n.startswith(brought.get(package, package)) for n in extras[extra]), package
+
+
+def test_the_image_is_made_of_what_there_is() -> None:
+    """Images are not built here: what is copied exists and is sent, what is installed, too."""
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    copied = [word for line in lines if line.startswith("COPY ") for word in line.split()[1:-1]]
+    sent = (ROOT / ".dockerignore").read_text().split()
+    assert sent == ["*", *(f"!{name}" for name in copied)]
+    for name in copied:
+        assert (ROOT / name).exists(), name
+    needed = {PROJECT["readme"], "pyproject.toml", "src", *PROJECT["license-files"]}
+    assert set(copied) == needed
+    (extras,) = re.findall(r'"/source\[(.*)\]"', (ROOT / "Dockerfile").read_text())
+    assert set(extras.split(",")) <= PROJECT["optional-dependencies"].keys()
+    (version,) = re.findall(r"^FROM python:([0-9.]+)", (ROOT / "Dockerfile").read_text(), re.M)
+    assert f"Programming Language :: Python :: {version}" in PROJECT["classifiers"]
+    (program,) = re.findall(r'ENTRYPOINT \["(.*)"\]', (ROOT / "Dockerfile").read_text())
+    assert program in PROJECT["scripts"]

@@ -2,15 +2,14 @@
 
 Blocks of `python` are run in one namespace, blocks of `bash` and those without a language are
 commands, and a block with a `title` is a file. Blocks of `text` are for readers alone. As a
-program, `python walked_pages.py PAGE...` walks pages with the `mats` of its own environment;
-it needs nothing of the repository.
+program, `python walked_pages.py PAGE...` walks pages with the matsmerge of its own environment,
+and needs nothing of the repository.
 """
 
 import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -71,10 +70,13 @@ def clear(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _run_program(command: list[str]) -> None:
-    program = Path(sys.executable).parent / "mats"
+def _run(command: list[str]) -> None:
+    """Run a command in this process, which has imported everything once."""
+    from matsmerge.cli.main import run
+
     print("mats", shlex.join(command), flush=True)
-    subprocess.run([program, *command, *_quiet(command)], check=True)
+    if code := run([*command, *_quiet(command)]):
+        sys.exit(f"mats {shlex.join(command)}: ended with {code}")
 
 
 def _quiet(command: list[str]) -> list[str]:
@@ -88,7 +90,7 @@ def _main(arguments: list[str]) -> None:
         print(f"== {page.name}", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             os.chdir(given or folder)
-            walk(page.read_text(encoding="utf-8"), _run_program, name=page.name)
+            walk(page.read_text(encoding="utf-8"), _run, name=page.name)
             os.chdir(page.parent)
 
 

@@ -1,6 +1,7 @@
 """Names and messages put into Markdown so that they show as they are and act as no markup."""
 
 import re
+from collections.abc import Iterable, Sequence
 
 # A paragraph that begins so would be a list or a line.
 _FIRST = re.compile(r"^([-+](?= )|-(?=--)|=|\d+(?=[.)](?: |$)))")
@@ -17,6 +18,13 @@ def escape(text: str) -> str:
 def _without_meaning(first: str) -> str:
     # A number keeps its digits; what follows it is what makes a list.
     return f"{first}\\" if first.isdigit() else f"\\{first}"
+
+
+def table_of(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table whose columns after the first are numbers, aligned to the right."""
+    first, *others = ([escape(str(cell)) for cell in row] for row in (header, *rows))
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (first, rule, *others))
 
 
 def fenced(code: str, language: str) -> str:

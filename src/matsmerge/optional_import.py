@@ -5,13 +5,15 @@ from typing import Any
 
 from matsmerge.errors import DataError
 
-_EXTRAS = {
+EXTRAS = {
     **dict.fromkeys(("choreographer", "kaleido", "optuna", "plotly"), "lab"),
     "lm_eval": "lm-eval",
     **dict.fromkeys(("aiohttp", "fsspec", "s3fs"), "remote"),
     "gcsfs": "gs",
     "adlfs": "az",
     "ray": "ray",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
 }
 
 
@@ -23,5 +25,5 @@ def import_optional(module: str) -> Any:
         package = {"PIL": "pillow"}.get(module.partition(".")[0], module.partition(".")[0])
         raise DataError(
             f"this needs {package}, which cannot be imported ({error}); "
-            f"install it with `pip install 'matsmerge[{_EXTRAS.get(package, 'hf')}]'`"
+            f"install it with `pip install 'matsmerge[{EXTRAS.get(package, 'hf')}]'`"
         ) from error

@@ -67,7 +67,7 @@ def listed(items: Sequence[str], most: int = MAX_LISTED) -> str:
     return ", ".join(items[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
-def counted(items: Sequence[str], what: str) -> str:
+def counted(items: Sequence[object], what: str) -> str:
     """`1 tensor`, `2,000 tensors`."""
     return f"{len(items):,} {what}{'s' if len(items) != 1 else ''}"
 

@@ -2,14 +2,18 @@
 
 Merging, collecting, training, tuning, evaluating and suites all report it in the same way:
 a `stage` begins, it advances, and now and then there is something to note. The command line draws
-bars; from Python any function can listen.
+bars; from Python any function can listen, and `logging.getLogger("matsmerge")` is told stages and
+notes, of which nothing is shown unless `logging` is set up.
 """
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 BYTES = "bytes"
+_log = logging.getLogger("matsmerge")
+_log.addHandler(logging.NullHandler())
 
 
 class Progress:
@@ -63,16 +67,35 @@ AnyProgress = Progress | Callable[[Update], object]
 
 def listener(progress: AnyProgress | None) -> Progress:
     """The listener for what a user gave: a listener, a function that is called, or None."""
+    if isinstance(progress, Logged):
+        return progress
     if progress is None:
-        return Progress()
-    return Callback(progress) if callable(progress) else progress
+        return Logged(Progress())
+    return Logged(Callback(progress) if callable(progress) else progress)
 
 
 @dataclass
-class Stopwatch(Progress):
-    """A listener that notes how long each stage takes, and tells another."""
+class Logged(Progress):
+    """A listener that tells `logging` and another."""
 
     told: Progress
+
+    def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        _log.info("%s%s", title, "" if total is None else f": {total} {unit}")
+        self.told.stage(title, total, unit, done)
+
+    def advance(self, amount: int, doing: str | None = None) -> None:
+        self.told.advance(amount, doing)
+
+    def note(self, text: str) -> None:
+        _log.info(text)
+        self.told.note(text)
+
+
+@dataclass
+class Stopwatch(Logged):
+    """A listener that notes how long each stage takes, and tells another."""
+
     seconds: dict[str, float] = field(default_factory=dict)
     _stage: str = "preparing"
     _began: float = field(default_factory=time.monotonic)
@@ -80,9 +103,6 @@ class Stopwatch(Progress):
     def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
         self._turn(title)
         self.told.stage(title, total, unit, done)
-
-    def advance(self, amount: int, doing: str | None = None) -> None:
-        self.told.advance(amount, doing)
 
     def note(self, text: str) -> None:
         self.told.note(text)

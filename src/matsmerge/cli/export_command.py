@@ -72,10 +72,8 @@ def export(asked: Exported, earlier: Replacing, screen: JsonScreen) -> None:
         )
     screen.result({"out": str(out), "task": asked.task})
     of = f", for the task {asked.task}," if asked.task else ""
-    screen.say(
-        f"the model{of} is in {out}; transformers loads it without matsmerge",
-        f'use it: transformers.pipeline(model="{out}") in Python',
-    )
+    screen.say(f"the model{of} is in {out}; transformers loads it without matsmerge")
+    screen.next(f'transformers.pipeline(model="{out}") in Python')
 
 
 def _commands(asked: Exported) -> tuple[list[str], list[str]]:

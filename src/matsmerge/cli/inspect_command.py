@@ -1,6 +1,8 @@
 """`mats inspect`."""
 
 import math
+import shlex
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from matsmerge.lab.commands import subspace_command
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.checkpoint import Checkpoint
+    from matsmerge.checkpoints.summary import Difference
 
 _MAX_LISTED = 12
 
@@ -92,6 +95,7 @@ def _show_one(checkpoint: "Checkpoint", screen: JsonScreen) -> None:
     screen.table(columns, rows, title=checkpoint.label)
     tied = [f"tied: {name} is {kept}" for name, kept in checkpoint.aliases.items()]
     screen.say(*_shortened(tied, " that are tied"), f"fingerprint: {identity[:16]}")
+    screen.next(f"mats inspect {shlex.quote(checkpoint.label)} OTHER says how two models differ")
 
 
 def _show_difference(first: "Checkpoint", second: "Checkpoint", screen: JsonScreen) -> None:
@@ -115,6 +119,20 @@ def _show_difference(first: "Checkpoint", second: "Checkpoint", screen: JsonScre
     if rows:
         title = "most changed, relative to the first"
         screen.table(("tensor", "distance"), rows[:_MAX_LISTED], title)
+    _show_verdict(found, second, screen)
+
+
+def _show_verdict(found: "Difference", second: "Checkpoint", screen: JsonScreen) -> None:
+    """In a sentence, whether two models are the same, relatives or strangers."""
+    place = shlex.quote(second.label)
+    if not found.changed and not (found.other_shape or found.other_dtype):
+        both = "but for what only one has, " if found.only_first or found.only_second else ""
+        screen.say(f"{both}they are the same model")
+    elif found.changed:
+        middle = statistics.median(found.changed.values())
+        near = "far apart" if middle > 0.5 else "apart" if middle > 0.05 else "close together"
+        screen.say(f"they are {near}: a typical tensor that changed differs by {middle:.1%}")
+    screen.next(f"mats evaluate {place} --task TASK.yaml says how good it is")
 
 
 def _shortened(lines: Sequence[str], of: str = "") -> list[str]:

@@ -23,7 +23,8 @@ from matsmerge.cli.method_flags import MergeCommand, parse_method
 from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
 from matsmerge.limits import MOST_KEPT
-from matsmerge.recipes.known_options import check_names
+from matsmerge.problems import counted
+from matsmerge.recipes.known_options import check_early
 
 if TYPE_CHECKING:
     from matsmerge import Executor, PlannedMerge, Recipe
@@ -130,7 +131,7 @@ def merge(
     screen.result({"out": str(out), **described})
     show_solutions(merged, screen)
     show_energies(merged.report.get("lora", {}), screen)
-    screen.say(f"{len(planned.recipe.models)} models merged into {out}")
+    screen.say(f"{counted(planned.recipe.models, 'model')} merged into {out}")
     if files.push is not None:
         matsmerge.push(out, files.push, public=files.public)
         screen.say(f"{out} is on the hub as {files.push}")
@@ -180,7 +181,7 @@ def _recipe_or_models(
 
 def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list[str]]":
     """The recipes of a file, the last of them with what the command line changes."""
-    check_names(path)
+    check_early(path)
     from matsmerge.recipes.recipe import make_recipe
     from matsmerge.recipes.recipe_file import read_recipes
 

@@ -53,7 +53,9 @@ def show_plan(
     if out is not None:
         parent = next(p for p in out.resolve().parents if p.exists())
         rows.append(("disk free", format_bytes(shutil.disk_usage(parent).free)))
-    screen.model_copy(update={"quiet": False}).table(("plan", ""), rows)
+    shown = screen.model_copy(update={"quiet": False})
+    shown.table(("plan", ""), rows)
+    shown.next(f"the same without --dry-run{'' if out else ', with --out FOLDER'}")
 
 
 def describe(planned: "PlannedMerge", executor: "Executor", max_shard_bytes: int) -> dict[str, Any]:
@@ -130,9 +132,9 @@ def show_what_is_next(merged: "Merged", out: Path, screen: Screen) -> None:
     tasks, place = list(merged.report["heads"]), shlex.quote(str(out))
     of = f" --task {tasks[0]}" if tasks else ""
     screen.say(
-        f"how good it is has not been measured: mats evaluate {place} --task TASK.yaml",
-        f"use it: {load_call(str(out), tasks)} in Python, or mats export {place}{of} --out FOLDER",
+        f"use it: {load_call(str(out), tasks)} in Python, or mats export {place}{of} --out FOLDER"
     )
+    screen.next(f"mats evaluate {place} --task TASK.yaml says how good it is")
 
 
 def show_energies(layers: Mapping[str, Mapping[str, Any]], screen: Screen) -> None:

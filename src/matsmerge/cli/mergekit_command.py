@@ -10,8 +10,10 @@ from matsmerge.byte_sizes import parse_bytes
 from matsmerge.cli.display import Screen
 from matsmerge.cli.field_options import Options, argument, flag_of, option, takes_options
 from matsmerge.cli.merge_command import check_memory
+from matsmerge.cli.merge_display import show_what_is_next
 from matsmerge.errors import RecipeError
 from matsmerge.limits import MOST_COUNTED, NUM_SEEDS
+from matsmerge.problems import counted
 
 if TYPE_CHECKING:
     from matsmerge import Recipe
@@ -168,7 +170,7 @@ def mergekit(place: Place, flags: Flags, ignored: Ignored, screen: Screen) -> No
     screen.notes([*ignored.notes(), *notes, *planned.notes])
     check_memory(planned, executor)
     with screen.bars() as bars:
-        planned.merge(
+        merged = planned.merge(
             out,
             executor=executor,
             progress=bars,
@@ -177,7 +179,8 @@ def mergekit(place: Place, flags: Flags, ignored: Ignored, screen: Screen) -> No
             max_shard_bytes=_parse_size(flags.out_shard_size),
             intermediates=place.intermediate_dir,
         )
-    screen.say(f"{len(planned.recipe.models)} models merged into {out}")
+    screen.say(f"{counted(planned.recipe.models, 'model')} merged into {out}")
+    show_what_is_next(merged, out, screen)
 
 
 def _parse_size(text: str) -> int:

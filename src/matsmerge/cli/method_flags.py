@@ -83,7 +83,7 @@ def _flags() -> Iterator[tuple[str, Any]]:
         ("Options of solvers", solvers),
     ):
         for owner, own in table.items():
-            for name, (kind, text) in own.items():
+            for name, (kind, text, _) in own.items():
                 fields.setdefault(name, (panel, kind, text, []))[3].append(owner)
     for name, (panel, kind, text, owners) in fields.items():
         if not text.split(" ")[0].endswith(":"):  # of a value that is written like this

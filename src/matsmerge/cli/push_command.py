@@ -37,4 +37,6 @@ def push(asked: Publishing, screen: JsonScreen) -> None:
         asked.source, asked.repo, statistics=asked.statistics, public=asked.public
     )
     screen.result({"repo": asked.repo, "commit": address})
-    screen.say(f"{asked.source} is on the hub as {asked.repo}")
+    seen = "for everyone" if asked.public else "for you alone; --public lets everyone see it"
+    screen.say(f"{asked.source} is on the hub as {asked.repo}, {seen}")
+    screen.next(f"mats inspect {asked.repo}, or any other command, takes it by this name")

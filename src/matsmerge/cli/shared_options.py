@@ -27,6 +27,15 @@ class Resuming(Replacing):
     """Continue an earlier run that was interrupted."""
 
 
+class Logged(Options):
+    """Where else to log what is found."""
+
+    panel = RUNNING
+
+    log_to: str | None = option(metavar="PLACE")
+    """Also log settings, scores and seconds: tensorboard:FOLDER, or wandb:PROJECT."""
+
+
 class BatchSize(Options):
     """How many examples a model gets at once."""
 

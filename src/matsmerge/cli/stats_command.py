@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from matsmerge.byte_sizes import format_bytes
-from matsmerge.cli.collected_display import show_kinds
+from matsmerge.cli.collected_display import show_kinds, show_next_merge
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
@@ -109,7 +109,8 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
         check_belongs(statistics, open_checkpoint(model))
         screen.result({"path": path, "model": model})
         if not screen.quiet:
-            screen.say(f"{path} was collected from {model}")
+            screen.say(f"{path} was collected from {model}: they belong together")
+            show_next_merge([model], [Path(path)], statistics.kinds, screen)
         return
     spectra = _spectra(statistics, screen)
     content = {
@@ -122,6 +123,7 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
     }
     screen.result(content)
     _show(path, statistics, spectra, screen)
+    screen.next(f"mats inspect {shlex.quote(path)} MODEL checks that it is of a model")
 
 
 def _spectra(statistics: "Statistics", screen: Screen) -> "dict[str, Spectrum]":

@@ -20,6 +20,7 @@ from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.ray_executor import RayExecutor
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError
+from matsmerge.notebook_table import notebook_table
 from matsmerge.progress import AnyProgress, Stopwatch, listener
 from matsmerge.recipes.recipe import Recipe
 
@@ -36,6 +37,12 @@ class PlannedMerge:
         names = ", ".join(str(entry.name) for entry in self.recipe.models)
         size = f"{self.num_parameters:,} parameters"
         return f"<PlannedMerge {names} by {self.recipe.method.name}: {size}>"
+
+    def _repr_html_(self) -> str:
+        names = ", ".join(str(entry.name) for entry in self.recipe.models)
+        method, num = self.recipe.method.name, f"{self.num_parameters:,}"
+        rows = {"models": names, "method": method, "parameters": num, "notes": len(self.notes)}
+        return notebook_table("Planned merge", rows)
 
     @property
     def recipe(self) -> Recipe:

@@ -1,4 +1,4 @@
-"""The names that recipes may use, as data: help and the first errors need not wait for torch.
+"""Names and values that recipes may use, as data: help and first errors need not wait for torch.
 
 `known_options.json` is made from the classes by `python -m matsmerge.recipes.known_options`, and a
 test compares it with them.
@@ -9,16 +9,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.files.guarded_files import local_path
 from matsmerge.files.strict_yaml import read_yaml_documents
+from matsmerge.problems import problems_of
 
 FILE = Path(__file__).with_suffix(".json")
-# Options of a method, objective or solver: what values they take, and what they are for. Values are
-# the name of a type, choices as `a|b`, `part` for another table's names, or something else (None).
-Known = Mapping[str, tuple[str | None, str]]
+# Options of a method, objective or solver: what values they take, what they are for, and limits of
+# numbers. Values are the name of a type, choices as `a|b`, `part` for another table's names, or
+# something else (None).
+Known = Mapping[str, tuple[str | None, str, Mapping[str, float]]]
+_TYPES = {"bool": bool, "float": float, "int": int, "str": str}
 
 
 @cache
@@ -49,6 +55,10 @@ def describe_options() -> dict[str, Any]:
             return "|".join(get_args(annotation))
         return annotation.__name__ if annotation in (bool, float, int, str) else None
 
+    def limits(field: FieldInfo) -> dict[str, float]:
+        names = ("ge", "gt", "le", "lt")
+        return {n: getattr(m, n) for m in field.metadata for n in names if hasattr(m, n)}
+
     return {
         "recipe": list(Recipe.model_fields),
         "models": list(ModelEntry.model_fields),
@@ -56,7 +66,11 @@ def describe_options() -> dict[str, Any]:
         "tables": {
             part: {
                 name: {
-                    key: ["part" if key in parts.tables() else kind(f.annotation), f.description]
+                    key: [
+                        "part" if key in parts.tables() else kind(f.annotation),
+                        f.description,
+                        limits(f),
+                    ]
                     for key, f in cls.model_fields.items()
                 }
                 for name, cls in table.items()
@@ -81,13 +95,13 @@ def read_written(path: str | Path) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def check_names(path: str | Path) -> None:
-    """Refuse a recipe file that is no YAML, or has keys or a method that there are not."""
+def check_early(path: str | Path) -> None:
+    """Refuse a recipe file that is no YAML, or has unknown keys, or wrong values of its method."""
     RecipeError.raise_all(
         where + problem
         for where, data in read_written(path)
         if "merge_method" not in data  # which is mergekit's
-        for problem in _unknown_names(data)
+        for problem in (*_unknown_names(data), *_wrong_values(data.get("method")))
     )
 
 
@@ -103,6 +117,31 @@ def _unknown_names(data: Mapping[str, Any]) -> Iterator[str]:
     methods = tables()["init"]
     if isinstance(name, str) and name not in methods:
         yield f"method: unknown method '{name}'{closest(name, methods)}"
+
+
+def _wrong_values(given: Any, part: str = "init", where: str = "method: ") -> Iterator[str]:
+    """Values of no kind or size that an option takes; what else is wrong is found later."""
+    name = str(given.get("name")) if isinstance(given, Mapping) else ""
+    known = tables()[part].get(name)
+    for key, value in given.items() if known is not None else ():
+        kind, _, limits = known.get(key, (None, "", {}))
+        if kind == "part":
+            yield from _wrong_values(value, key, f"{where}{name}.{key}.")
+        elif kind is not None and value is not None:
+            # A number may be a list of numbers over the depth of the model.
+            for one in value if kind == "float" and isinstance(value, list) else [value]:
+                try:
+                    _adapter(kind, **limits).validate_python(one)
+                except ValidationError as error:
+                    yield from (f"{where}{name}.{key}: {line}" for line in problems_of(error))
+
+
+@cache
+def _adapter(kind: str, **limits: float) -> TypeAdapter[Any]:
+    if kind == "float":
+        return TypeAdapter(Annotated[float, Field(allow_inf_nan=False, **limits)])
+    expected: Any = _TYPES[kind] if kind in _TYPES else Literal[tuple(kind.split("|"))]
+    return TypeAdapter(Annotated[expected, Field(**limits)])
 
 
 def _unknown_keys(where: str, given: Any, known: Iterable[str]) -> Iterator[str]:

@@ -5,12 +5,11 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from stand_in_harness import install
 from tiny_models import bert_config, llama_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification, BertModel, LlamaForCausalLM
 
@@ -127,20 +126,6 @@ def test_an_ensemble(mats: Run, place: Path) -> None:
     assert [line.split()[0] for line in printed.splitlines()[2:5]] == ["sst2", "b", "ensemble"]
 
 
-class TaskManager:
-    all_tasks = ("arc_easy",)
-
-
-def fake_harness(monkeypatch: pytest.MonkeyPatch) -> None:
-    library: Any = ModuleType("lm_eval")
-    harness: Any = ModuleType("lm_eval.tasks")
-    scores = {"arc_easy": {"acc,none": 0.25, "acc_stderr,none": 0.05}}
-    library.simple_evaluate = lambda **_: {"results": scores}
-    harness.TaskManager = TaskManager
-    monkeypatch.setitem(sys.modules, "lm_eval", library)
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", harness)
-
-
 def test_beside_the_harness(mats: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = save(LlamaForCausalLM(llama_config()), tmp_path / "m", make_tokenizer(end=False))
     rows = [{"input": t, "choices": ["a", "b c"], "label": 0} for t in SENTENCES]
@@ -150,7 +135,8 @@ def test_beside_the_harness(mats: Run, tmp_path: Path, monkeypatch: pytest.Monke
     code, _, err = mats("evaluate", model, "--lm-eval", "arc_easy")
     assert code == 1
     assert "matsmerge[lm-eval]" in err
-    fake_harness(monkeypatch)
+    scores = {"arc_easy": {"acc,none": 0.25, "acc_stderr,none": 0.05}}
+    install(monkeypatch, lambda **_: {"results": scores}, names=("arc_easy",))
     code, printed, err = mats("evaluate", model, "--lm-eval", "arc_easy", "-o", tmp_path / "out")
     assert code == 0, err
     assert printed.splitlines()[2].split() == ["m", "25.0", "±", "5.0"]

@@ -1,22 +1,24 @@
-"""Handing over to lm-evaluation-harness, with a stand-in for it."""
+"""Handing over to lm-evaluation-harness: with a stand-in for it, and for real."""
 
 import importlib
 import math
+import re
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
+from stand_in_harness import accuracy, install, letter_tokenizer, write_task
 from tiny_models import llama_config, make_tokenizer, save
 from transformers import LlamaForCausalLM
 
 from matsmerge.errors import DataError
+from matsmerge.lab import evaluate
 from matsmerge.lab.evaluation.harness import Harness
 from matsmerge.lab.evaluation.task_evaluation import Settings
 
-FOUND = {
+FOUND: dict[str, Any] = {
     "results": {
         "hellaswag": {
             "alias": "hellaswag",
@@ -48,25 +50,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def simple_evaluate(**options: Any) -> Any:
         found.append(options)
-        return FOUND
+        results = {task: FOUND["results"].get(task, {}) for task in options["tasks"]}
+        return {**FOUND, "results": results}
 
-    class TaskManager:
-        all_tasks = ("hellaswag", "gsm8k", "wikitext", "arc_easy")
-
-    library: Any = ModuleType("lm_eval")
-    tasks: Any = ModuleType("lm_eval.tasks")
-    library.simple_evaluate, library.__version__, tasks.TaskManager = simple_evaluate, "9.9", TaskManager  # fmt: skip
-    monkeypatch.setitem(sys.modules, "lm_eval", library)
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", tasks)
+    install(monkeypatch, simple_evaluate, names=("hellaswag", "gsm8k", "wikitext", "arc_easy"))
     return found
 
 
-def make(tmp_path: Path) -> tuple[Path, Path]:
-    base = save(LlamaForCausalLM(llama_config()), tmp_path / "base", make_tokenizer())
-    model = get_peft_model(
-        LlamaForCausalLM.from_pretrained(base),
-        LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"], r=2),
+def make(tmp_path: Path, tokenizer: Any = None) -> tuple[Path, Path]:
+    base = save(LlamaForCausalLM(llama_config()), tmp_path / "base", tokenizer or make_tokenizer())
+    config = LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"], init_lora_weights=False
     )
+    model = get_peft_model(LlamaForCausalLM.from_pretrained(base), config)
     model.save_pretrained(tmp_path / "adapter")
     return base, tmp_path / "adapter"
 
@@ -102,8 +98,12 @@ def test_unknown_tasks_and_no_results(
 ) -> None:
     with pytest.raises(DataError, match="no task 'helaswag'; did you mean 'hellaswag'?"):
         Harness(["helaswag"])
+    with pytest.raises(DataError, match=r"^\S*/no.yaml: no such file; expected a task"):
+        Harness([str(tmp_path / "no.yaml")])
+    with pytest.raises(DataError, match="give at least one task"):
+        Harness([])
     base = save(LlamaForCausalLM(llama_config()), tmp_path / "m", make_tokenizer())
-    with pytest.raises(DataError, match="gave no scores for the task 'arc_easy'"):
+    with pytest.raises(DataError, match="gave no scores for arc_easy"):
         Harness(["arc_easy"]).run({"m": str(base)})
 
     def fail(**_: Any) -> None:
@@ -120,3 +120,43 @@ def test_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         importlib.import_module("lm_eval")
     with pytest.raises(DataError, match=r"needs lm_eval.*pip install 'matsmerge\[lm-eval\]'"):
         Harness(["gsm8k"])
+
+
+def test_a_group_stands_for_its_members(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One with a score of its own; the members of others are shown themselves."""
+    scores = {name: {"acc,none": 0.5} for name in ("mmlu", "mmlu_law", "arc_easy")}
+    found = {
+        "results": {**scores, "arc": {"alias": "arc"}},
+        "group_subtasks": {"mmlu": ["mmlu_law"], "arc": ["arc_easy"]},
+    }
+    install(monkeypatch, lambda **_: found, names=("mmlu", "arc"))
+    base = save(LlamaForCausalLM(llama_config()), tmp_path / "m", make_tokenizer())
+    assert list(Harness(["mmlu", "arc"]).run({"m": str(base)}).tasks) == ["mmlu", "arc_easy"]
+    install(monkeypatch, lambda **_: None, names=("mmlu",))
+    with pytest.raises(DataError, match="gave no results"):
+        Harness(["mmlu"]).run({"m": str(base)})
+
+
+@pytest.mark.filterwarnings("ignore")  # of a library that is not ours
+def test_the_documented_task_for_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores are those of the model itself, and of the adapter on its base."""
+    pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed")
+    page = (Path(__file__).parents[3] / "docs" / "evaluation.md").read_text()
+    (task,) = re.findall(r"^```\n(task: letters\n.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    write_task(tmp_path, "validation")
+    (tmp_path / "documented.yaml").write_text(task)
+    base, adapter = make(tmp_path, letter_tokenizer())
+    models = {"base": base, "lora": adapter}
+    monkeypatch.chdir(tmp_path)
+    found = evaluate(models, lm_eval=["documented.yaml"], num_examples=30, device="cpu")
+    assert found.tasks["letters"].num_examples == 30
+    assert found.arguments["lm_eval"] == ["documented.yaml"]
+    model = LlamaForCausalLM.from_pretrained(base)
+    expected = {"base": accuracy(model, tmp_path / "validation.jsonl", 30)}
+    adapted = PeftModel.from_pretrained(model, str(adapter))
+    expected["lora"] = accuracy(adapted, tmp_path / "validation.jsonl", 30)
+    assert expected["base"] != expected["lora"]
+    for name, share in expected.items():
+        score = found.scores[name]["letters"]["acc"]
+        assert score.value == pytest.approx(share)
+        assert score.error == pytest.approx(math.sqrt(share * (1 - share) / 29))

@@ -204,3 +204,21 @@ def test_results_side_by_side() -> None:
     assert both.models["merged"] == {"source": "m"}
     with pytest.raises(DataError, match="two tasks are named 'cola'"):
         results().beside(results())
+
+
+def test_a_verdict_for_newcomers() -> None:
+    def verdict(**scores: Score) -> str | None:
+        by_row = {row: {"sst2": {"accuracy": score}} for row, score in scores.items()}
+        return results(tasks={"sst2": results().tasks["sst2"]}, scores=by_row).verdict
+
+    near = verdict(a=Score(0.7, 0.03), b=Score(0.72, 0.04))
+    assert near == "best on average: b has 72.0 ± 4.0, not clearly ahead of a with 70.0 ± 3.0"
+    far = verdict(a=Score(0.9, 0.03), b=Score(0.72, 0.04), c=Score(0.1, 0.1))
+    assert far == "best on average: a has 90.0 ± 3.0, clearly ahead of b with 72.0 ± 4.0"
+    alone = verdict(a=Score(0.7, 0.03))
+    assert (
+        alone == "a has 70.0 ± 3.0 on average; --individual TASK=MODEL says what merging has cost"
+    )
+    assert verdict(a=Score(math.nan, 0.03), b=Score(0.7, 0.1)) is None
+    best = verdict(a=Score(0.8, 0.01), individual=Score(0.9, 0.01))
+    assert best == "a reaches 88.9% of what a model of its own for each task does"

@@ -1,6 +1,7 @@
 """`mats tune`: what is chosen is what scores best, and test data stays unseen."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from matsmerge.errors import RecipeError
 from matsmerge.files.journal_file import JournalFile, read_journal_lines
 from matsmerge.lab.tuning import trial_score
 from matsmerge.lab.tuning.search_space import Range, SearchSpace, parse_values
+from matsmerge.lab.tuning.trials import Trial, trial_table
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -414,3 +416,19 @@ def test_from_python_with_a_recipe_and_a_search(setting: Path) -> None:
     assert len(found.remarks) == 1
     with pytest.raises(RecipeError, match="leave out search="):
         matsmerge.lab.tune(SearchSpace({}, {}), files, setting / "b", search={"scale": "0,1"})
+
+
+def test_trials_as_a_table() -> None:
+    """Rows are as long as the head, also of a merge that failed."""
+    tried = [
+        Trial(choice={"scale": 0.5}, scores={"one": 0.5, "two": 0.7}, errors={"one": 0.03, "two": 0.04}),
+        Trial(choice={"scale": 9}, failure="not finite"),
+    ]  # fmt: skip
+    heads, (first, second) = trial_table(tried)
+    assert heads == ["tried", "one", "two", "mean"]
+    assert first == ["scale=0.5", 0.5, 0.7, pytest.approx(0.6)]
+    assert second[0] == "scale=9"
+    assert all(map(math.isnan, second[1:]))
+    assert len(second) == len(heads)
+    assert tried[0].error == pytest.approx(0.025)
+    assert tried[1].error == 0

@@ -1,5 +1,6 @@
 """`mats cost`."""
 
+import shlex
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -90,12 +91,20 @@ def cost(asked: Costs, screen: JsonScreen) -> None:
         f"{asked.num_examples:,} examples of statistics with {num_tokens:,} tokens for each; "
         f"{asked.iterations} iterations"
     )
+    dearest = max(costs, key=lambda name: costs[name].total)
+    if trained:
+        share = costs[dearest].total / trained
+        screen.say(f"the dearest, {dearest}, takes {share:.2%} of what training on all tasks does")
     if measured is not None and described is not None:
         screen.say(
             f"measured, {described.method.name}: {measured['operations']:.1e} operations of matrix "
             f"products and decompositions, {measured['seconds']:.1f} s, peak memory of a process "
             f"{format_bytes(measured['peak_bytes'])} (all of `mats merge`, without statistics)"
         )
+    if recipe is None:
+        screen.next("mats init MODEL... --base BASE writes a recipe to merge by")
+    else:
+        screen.next(f"mats merge {shlex.quote(str(recipe))} --out merged")
 
 
 def _read(asked: Costs) -> "Recipe | None":

@@ -34,7 +34,8 @@ class Scoring(Options):
     averages are normalised to its score. Repeat for each task."""
 
     lm_eval: list[str] | None = option(metavar="TASKS")
-    """Tasks of lm-evaluation-harness, separated by commas, e.g. hellaswag,arc_easy."""
+    """Tasks of lm-evaluation-harness, separated by commas: names or YAML files, e.g.
+    hellaswag,arc_easy."""
 
     out: Path | None = option(short="-o", metavar="FOLDER")
     """Folder for results.json, results.md and the predictions."""
@@ -83,7 +84,9 @@ def evaluate(asked: Scoring, running: Running, earlier: Replacing, screen: JsonS
         raise DataError("--ensemble and --individual are for tasks given with --task FILE")
     results: Results | None = None
     with screen.status("reading tasks and models"):
-        harness = None if asked.lm_eval is None else Harness(asked.lm_eval)
+        harness = (
+            None if asked.lm_eval is None else Harness(asked.lm_eval, quiet=not screen.shows_result)
+        )
         if asked.task:
             prepared = prepare(named, asked.task, asked.split, trained, asked.ensemble, settings)
     if asked.task:

@@ -1,5 +1,6 @@
 """`mats experiment`: suites of experiments, and `mats demo`, which is one of them."""
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -10,7 +11,7 @@ import typer
 
 from matsmerge.cli.display import Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
-from matsmerge.cli.shared_options import Execution
+from matsmerge.cli.shared_options import Execution, Logged
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_COUNTED
 from matsmerge.optional_import import import_optional
@@ -30,7 +31,7 @@ REPORT = "report.html"
 _NEEDED = ("transformers", "accelerate", "plotly")  # plotly: for the report at the end
 
 
-class Running(Execution):
+class Running(Execution, Logged):
     """How a suite runs."""
 
     workers: int | None = option(ge=1, le=MOST_COUNTED)
@@ -39,7 +40,8 @@ class Running(Execution):
     @property
     def given(self) -> dict[str, Any]:
         """As `run_suite` takes it."""
-        return {"num_workers": self.workers, "starter": self.on_ray(num_workers=self.workers)}
+        starter = self.on_ray(num_workers=self.workers)
+        return {"num_workers": self.workers, "starter": starter, "log_to": self.log_to}
 
 
 class Restriction(Options):
@@ -75,7 +77,7 @@ def list_suites() -> None:
         needs = "packages" if suite.offline else "Hugging Face hub"
         rows.append((name, suite.title, ", ".join(suite.variants), str(len(suite.seeds)), needs))
     Screen().table(("suite", "what it is", "variants", "seeds", "needs"), rows)
-    Screen().say("run one with: mats experiment run SUITE")
+    Screen().next("mats experiment run SUITE")
 
 
 @experiment.command()
@@ -119,12 +121,16 @@ def compare(
     folders: Annotated[list[Path], typer.Argument(help="Two or more runs.", metavar="FOLDER...")],
 ) -> None:
     """Scores of runs side by side: what changed between them, and by how much."""
-    from matsmerge.lab.experiments.score_tables import compare_runs
+    from matsmerge.lab.experiments.score_tables import compare_runs, verdicts
     from matsmerge.lab.experiments.suite_results import read_results
 
     if len(folders) < 2:
         raise DataError("give two runs or more to compare")
-    _show(compare_runs({str(f): read_results(f) for f in folders}), Screen())
+    runs = {str(folder): read_results(folder) for folder in folders}
+    _show(compare_runs(runs), Screen())
+    for folder, results in runs.items():
+        Screen().say(*(f"{folder}, {line}" for line in verdicts(results)))
+    Screen().next(f"mats report {shlex.quote(str(folders[-1]))}")
 
 
 class DemoFolder(Options):
@@ -150,14 +156,14 @@ def demo(folder: DemoFolder, running: Running, screen: Screen) -> None:
 
 def _run(work: "Callable[..., SuiteResults]", folder: Path, screen: Screen) -> None:
     """Do the work; then the table on the screen, the report in the folder."""
-    from matsmerge.lab.experiments.score_tables import score_tables
+    from matsmerge.lab.experiments.score_tables import score_tables, verdicts
     from matsmerge.lab.reports.report_files import Outputs, write_report
 
     with screen.bars() as bars:
         results = work(progress=bars)
     write_report(folder, Outputs(page=folder / REPORT), overwrite=True)
     _show(score_tables(results), screen)
-    screen.say(f"everything is in {folder}")
+    screen.say(*verdicts(results), f"everything is in {folder}")
     screen.next(f"open {folder / REPORT} in a browser")
 
 

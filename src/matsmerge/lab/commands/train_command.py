@@ -74,6 +74,9 @@ def train(
         trained = run(prepared, folder, asked.device, bars)
     screen.result({"out": str(asked.out), **trained.manifest})
     _show(trained, screen)
+    tasks = shlex.join(f"--task={path}" for path in asked.task)
+    place = shlex.quote(str(trained.folder))
+    screen.next(f"mats collect {place} {tasks} --split train --statistics kfac")
 
 
 def _show(trained: "Trained", screen: Screen) -> None:
@@ -100,6 +103,6 @@ def _show(trained: "Trained", screen: Screen) -> None:
     kept = next((c for c in manifest["checkpoints"] if c["step"] == manifest["kept"]), None)
     if kept is not None:
         measure = manifest["tasks"][0]["measure"] if len(tasks) == 1 else "mean over tasks"
-        screen.say(f"how good it is: {kept['score']:.4f} on validation data ({measure})")
-    place = shlex.quote(str(trained.folder))
-    screen.next(f"mats collect {place} --task TASK.yaml --statistics kfac")
+        is_share = all(task["measure"] == "accuracy" for task in manifest["tasks"])
+        shown = f"{kept['score']:.1%}" if is_share else f"{kept['score']:.4f}"
+        screen.say(f"how good it is: {shown} on validation data ({measure})")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
-from matsmerge.cli.shared_options import BatchSize, Execution, Resuming, parse_pairs
+from matsmerge.cli.shared_options import BatchSize, Execution, Logged, Resuming, parse_pairs
 from matsmerge.limits import MOST_COMBINATIONS, MOST_COUNTED, NUM_SEEDS
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ class Tuning(Options):
     task: list[str] = option([], metavar="FILE")
     """A task file with a validation split. Repeatable."""
 
+    lm_eval: list[str] | None = option(metavar="TASKS")
+    """Tasks of lm-evaluation-harness, separated by commas: names or YAML files, with the metric
+    after a colon if it is not the first, e.g. hellaswag:acc_norm."""
+
     search: list[str] = option([], panel=_SEARCH, metavar="KEY=VALUES")
     r"""What to try, e.g. scale=0:1:0.1, iterations=10:100\:10 (all from one run),
     density=0.1,0.2,0.3, off_diagonal=0.1:1:0.1, weight.sst2=0.5,1,2, init.scale=0.1:0.5:0.1.
@@ -41,7 +45,7 @@ class Given(Options):
     """What takes the place of keys of the same name in a file with a search."""
 
     split: str | None = None
-    """Of the tasks. Default: validation. Never test."""
+    """Of the tasks. Default: validation. Never test, but of --lm-eval."""
 
     num_examples: int | None = option(ge=1, le=MOST_COUNTED)
     """The first so many of each task. Default: all."""
@@ -67,6 +71,7 @@ def tune(
     batches: BatchSize,
     earlier: Resuming,
     running: Execution,
+    logged: Logged,
     screen: JsonScreen,
 ) -> None:
     """Choose what a recipe leaves open by the merged model's validation score.
@@ -74,10 +79,10 @@ def tune(
         mats tune recipe.yaml --task sst2.yaml --task trec.yaml --search scale=0:1:0.1 --out tuned
 
     The score is the mean over tasks of each task's first metric, or with --unlabelled of the
-    distance to the models' own answers. Test data is never looked at.
+    distance to the models' own answers. Test data is never looked at, but of --lm-eval if told.
     """
     from matsmerge.engine.local_executor import LocalExecutor
-    from matsmerge.lab.tuning.search import tune
+    from matsmerge.lab.tuning.search import MODEL, tune
     from matsmerge.lab.tuning.search_space import SearchSpace
     from matsmerge.lab.tuning.tuning_file import read_tuning_file
 
@@ -85,15 +90,21 @@ def tune(
     described = read_tuning_file(asked.file, **dict(given))
     search = parse_pairs("--search", asked.search, "KEY=VALUES as in scale=0:1:0.1")
     space = SearchSpace.parse(described.plain_recipe(), {**described.search, **search})
+    options = described.options(
+        batch_size=batches.batch_size,
+        allow_overlap=asked.allow_overlap,
+        lm_eval=[*described.lm_eval, *(asked.lm_eval or [])],
+    )
     with screen.bars() as bars:
         found = tune(
             space,
             [*described.tasks, *asked.task],
             asked.out,
-            described.options(batch_size=batches.batch_size, allow_overlap=asked.allow_overlap),
+            options,
             executor=None if on_ray else LocalExecutor(fork=True),
             of_trials=on_ray,
             **dict(earlier),
+            log_to=logged.log_to,
             progress=bars,
         )
     content = {
@@ -105,10 +116,15 @@ def tune(
     }
     screen.result(content)
     _show(found, screen)
+    model = shlex.quote(str(found.folder / MODEL))
+    tasks = shlex.join(f"--task={path}" for path in [*described.tasks, *asked.task])
+    named = ",".join(task.partition(":")[0] for task in options.lm_eval)
+    harness = f"--lm-eval {shlex.quote(named)}" if named else ""
+    on = " ".join(part for part in (tasks, harness) if part)
+    screen.next(f"mats evaluate {model} {on} says how good it is on test data")
 
 
 def _show(found: "Tuned", screen: Screen) -> None:
-    from matsmerge.lab.tuning.search import MODEL
     from matsmerge.lab.tuning.search_space import describe
 
     best, tasks = found.best, list(found.best.scores)
@@ -131,8 +147,11 @@ def _show(found: "Tuned", screen: Screen) -> None:
         f"{describe(t.choice)}: {t.failure}" for t in found.trials if t.failure is not None
     )
     screen.notes(found.remarks)
+    error = best.error
+    close = sum(abs(trial.score - best.score) <= error for trial in scored) - 1
+    others = f"{close} of {len(scored) - 1} others are" if close else "no other is"
     screen.say(
-        f"best: {describe(best.choice)}, {factor * best.score:.{digits}f} on validation data",
+        f"best: {describe(best.choice)}, {factor * best.score:.{digits}f} ± "
+        f"{factor * error:.{digits}f} on validation data; {others} as good within that error",
         f"the recipe, the model and all trials are in {found.folder}",
     )
-    screen.next(f"mats evaluate {shlex.quote(str(found.folder / MODEL))} --task TASK.yaml")

@@ -14,6 +14,7 @@ from matsmerge.data.rows import Data
 from matsmerge.errors import DataError, closest
 from matsmerge.lab.evaluation.contestants import Models, name_models
 from matsmerge.lab.evaluation.ensemble_model import EnsembleModel
+from matsmerge.lab.evaluation.harness import Harness
 from matsmerge.lab.evaluation.metrics import choose_metrics
 from matsmerge.lab.evaluation.outcome import Outcome
 from matsmerge.lab.evaluation.outcome import ensemble as average
@@ -33,11 +34,12 @@ DEFAULT_SPLIT = "test"
 
 def evaluate(
     models: Models,
-    tasks: Sequence[str | Path | TaskFile],
+    tasks: Sequence[str | Path | TaskFile] = (),
     split: str | None = None,
     individual: Mapping[str, str | Path] | None = None,
     ensemble: bool = False,
     *,
+    lm_eval: Sequence[str] = (),
     num_examples: int | None = None,
     batch_size: int = 32,
     max_tokens: int = 4096,
@@ -51,10 +53,15 @@ def evaluate(
     split is `test`, unless given; of a single file without splits, all rows. `individual` maps each
     task's name to the model that was trained for it, to whose scores averages are normalised;
     `ensemble` adds the mean of all models' probabilities, of the next token where answers are text.
+    `lm_eval` are tasks of lm-evaluation-harness: names, or files of its own format.
     """
     settings = Settings(num_examples, batch_size, max_tokens, device, dtype)
-    prepared = prepare(name_models(models), tasks, split, individual or {}, ensemble, settings)
-    return prepared.run(progress)
+    named = name_models(models)
+    harness = Harness(lm_eval) if lm_eval else None
+    if harness is not None and not tasks:
+        return harness.run(named, settings)
+    results = prepare(named, tasks, split, individual or {}, ensemble, settings).run(progress)
+    return results if harness is None else results.beside(harness.run(named, settings))
 
 
 @dataclass(frozen=True)

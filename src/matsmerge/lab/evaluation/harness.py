@@ -1,7 +1,10 @@
 """Benchmarks of language models, run by lm-evaluation-harness."""
 
+import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,20 +28,38 @@ _SHARES = ("exact_match", "em", "f1", "mcc", "mc1", "mc2")
 
 
 class Harness:
-    """The harness with the tasks that were asked for; unknown ones are an error."""
+    """The harness with the tasks that were asked for; unknown ones are an error.
 
-    def __init__(self, tasks: Sequence[str]) -> None:
+    A task is a name that the harness knows (a task, a group or a tag), or a YAML file in its
+    format. `quiet` hides the bars that it draws.
+    """
+
+    def __init__(self, tasks: Sequence[str], *, quiet: bool = False) -> None:
         self._library = import_optional("lm_eval")
-        self._manager = import_optional("lm_eval.tasks").TaskManager()
+        self._quiet = quiet
         self.tasks = list(dict.fromkeys(tasks))
-        known = list(self._manager.all_tasks)
+        names = [task for task in self.tasks if not _is_file(task)]
+        # Its own files, more than ten thousand, are read only if one of them may be meant.
+        manager = import_optional("lm_eval.tasks").TaskManager(include_defaults=bool(names))
+        self._manager, known = manager, list(manager.all_tasks)
         problems = [
             f"lm-evaluation-harness has no task '{task}'{closest(task, known)}"
-            for task in self.tasks
+            for task in names
             if task not in known
+        ]
+        problems += [
+            f"{task}: no such file; expected a task of lm-evaluation-harness in YAML"
+            for task in self.tasks
+            if _is_file(task) and not Path(task).is_file()
         ]
         if problems or not self.tasks:
             raise DataError(problems or "give at least one task of lm-evaluation-harness")
+
+    def load(self, task: str) -> dict[str, Any]:
+        """A task with its data, by its name; of a group or a tag, all its tasks."""
+        with self._running(task):
+            found: dict[str, Any] = self._manager.load([task])["tasks"]
+        return found
 
     def run(self, models: Mapping[str, str], settings: Settings | None = None) -> Results:
         """Score every model on every task."""
@@ -48,42 +69,59 @@ class Harness:
         about: dict[str, dict[str, Any]] = {}
         for row, source in models.items():
             opened = open_model(source)
-            found = self._run_one(opened, settings)
-            scores[row] = {}
-            for task in self.tasks:
-                scores[row][task], tasks[task] = _read(found, task)
+            scores[row], found = self.score(opened, settings)
+            tasks |= found
             about[row] = {
                 "source": public_name(source),
                 "fingerprint": fingerprint(opened.checkpoint),
             }
         named = {name: public_name(source) for name, source in models.items()}
-        arguments = {"models": named, "lm_eval": self.tasks, **vars(settings)}
+        asked = [Path(task).name if _is_file(task) else task for task in self.tasks]
+        arguments = {"models": named, "lm_eval": asked, **vars(settings)}
         own = str(getattr(self._library, "__version__", "unknown"))
         return Results(
             tasks, about, scores, arguments, versions("torch", "transformers") | {"lm_eval": own}
         )
 
-    def _run_one(self, opened: ModelFolder, settings: Settings) -> Mapping[str, Any]:
+    def score(
+        self, opened: ModelFolder, settings: Settings, tasks: Sequence[Any] | None = None
+    ) -> tuple[dict[str, dict[str, Score]], dict[str, ScoredTask]]:
+        """A model's scores by task and metric, and what was scored; of loaded `tasks`, if given."""
         device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model_args = _model_args(opened) | {"dtype": settings.dtype or "auto"}
-        try:
+        with self._running(opened.label):
             found = self._library.simple_evaluate(
                 model="hf",
-                model_args=model_args,
-                tasks=self.tasks,
+                model_args=_model_args(opened) | {"dtype": settings.dtype or "auto"},
+                tasks=self.tasks if tasks is None else list(tasks),
                 batch_size=settings.batch_size,
                 device=device,
                 limit=settings.num_examples,
                 task_manager=self._manager,
                 log_samples=False,
             )
+        return _read(found)
+
+    @contextmanager
+    def _running(self, what: str) -> Iterator[None]:
+        """Turn whatever the harness raises into an error about a model or about tasks."""
+        try:
+            with redirect_stderr(io.StringIO()) if self._quiet else nullcontext():
+                yield
         except Exception as error:  # data that cannot be had, models it cannot load
             raise DataError(
-                f"{opened.label}: lm-evaluation-harness failed ({first_line(error)})"
+                f"{what}: lm-evaluation-harness failed ({first_line(error)})"
             ) from error
-        if not isinstance(found, Mapping) or not isinstance(found.get("results"), Mapping):
-            raise DataError(f"{opened.label}: lm-evaluation-harness gave no results")
-        return found
+
+
+def reading_of(metric: str, higher_is_better: Mapping[str, bool | None]) -> Reading:
+    """How to read a metric of the harness."""
+    is_share = metric.startswith("acc") or metric in _SHARES
+    better = higher_is_better.get(metric) is not False
+    return Reading(higher_is_better=better, in_percent=is_share)
+
+
+def _is_file(task: str) -> bool:
+    return Path(task).suffix in (".yaml", ".yml")
 
 
 def _model_args(opened: ModelFolder) -> dict[str, str]:
@@ -96,26 +134,39 @@ def _model_args(opened: ModelFolder) -> dict[str, str]:
     return found
 
 
-def _read(found: Mapping[str, Any], task: str) -> tuple[dict[str, Score], ScoredTask]:
-    """Scores of a task, from keys such as `acc,none` and `acc_stderr,none`."""
-    values = found["results"].get(task, {})
-    better = found.get("higher_is_better", {}).get(task, {})
+def _read(found: Any) -> tuple[dict[str, dict[str, Score]], dict[str, ScoredTask]]:
+    """Scores of tasks; of a group with a score of its own that one alone."""
+    results = found.get("results") if isinstance(found, Mapping) else None
+    if not isinstance(results, Mapping):
+        raise DataError("lm-evaluation-harness gave no results")
+    scores = {name: _scores(values) for name, values in results.items()}
+    members = {
+        member
+        for group, inside in found.get("group_subtasks", {}).items()
+        if scores.get(group)
+        for member in inside
+    }
+    kept = {name: by_key for name, by_key in scores.items() if by_key and name not in members}
+    if not kept:
+        raise DataError(f"lm-evaluation-harness gave no scores for {', '.join(results)}")
+    tasks = {}
+    for name, by_metric in kept.items():
+        better = found.get("higher_is_better", {}).get(name, {})
+        metrics = {key: reading_of(key.partition("/")[0], better) for key in by_metric}
+        num = found.get("n-samples", {}).get(name, {}).get("effective", 0)
+        tasks[name] = ScoredTask(kind=KIND, metrics=metrics, num_examples=int(num))
+    return kept, tasks
+
+
+def _scores(values: Mapping[str, Any]) -> dict[str, Score]:
+    """Scores by metric, from keys such as `acc,none` and `acc_stderr,none`."""
     scores: dict[str, Score] = {}
-    metrics: dict[str, Reading] = {}
     for key, value in values.items():
         metric, comma, filtered = key.partition(",")
-        is_score = isinstance(value, (int, float)) and not metric.endswith("_stderr")
-        if not comma or not is_score:
+        if not comma or not isinstance(value, (int, float)) or metric.endswith("_stderr"):
             continue
         error = values.get(f"{metric}_stderr,{filtered}")
         name = metric if filtered == "none" else f"{metric}/{filtered}"
         known = isinstance(error, (int, float))
         scores[name] = Score(float(value), float(error) if known else math.nan)
-        is_share = metric.startswith("acc") or metric in _SHARES
-        metrics[name] = Reading(
-            higher_is_better=better.get(metric) is not False, in_percent=is_share
-        )
-    if not scores:
-        raise DataError(f"lm-evaluation-harness gave no scores for the task '{task}'")
-    num = found.get("n-samples", {}).get(task, {}).get("effective", 0)
-    return scores, ScoredTask(kind=KIND, metrics=metrics, num_examples=int(num))
+    return scores

@@ -12,6 +12,7 @@ from matsmerge.files.guarded_files import Content, Count, parse_as, quoted
 from matsmerge.lab.evaluation.metrics import METRICS, RESAMPLING_SEED, Score
 from matsmerge.lab.evaluation.outcome import Outcome
 from matsmerge.markdown_text import escape as escape_markdown
+from matsmerge.markdown_text import table_of
 from matsmerge.notebook_table import notebook_table
 
 A = TypeVar("A")
@@ -225,7 +226,24 @@ class Results:
             return (
                 f"{name} reaches {ratios[name]:.1%} of what a model of its own for each task does"
             )
-        return None
+        return self._ranking
+
+    @property
+    def _ranking(self) -> str | None:
+        """Which model is best on average; None where averages mean nothing."""
+        found = {model: mean for model in self.scores if (mean := self.average(model))}
+        how = next(iter(self.tasks.values())).reading
+        if len(found) < len(self.scores) or not all(math.isfinite(f.value) for f in found.values()):
+            return None
+        order = sorted(found, key=lambda m: found[m].value, reverse=how.higher_is_better)
+        best = f"{order[0]} has {_show(found[order[0]], how)}"
+        if len(order) == 1:
+            return f"{best} on average; --individual TASK=MODEL says what merging has cost"
+        gap = abs(found[order[0]].value - found[order[1]].value)
+        error = math.hypot(found[order[0]].error, found[order[1]].error)
+        sure = "clearly" if gap > 2 * error else "not clearly"
+        second = f"{order[1]} with {_show(found[order[1]], how)}"
+        return f"best on average: {best}, {sure} ahead of {second}"
 
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Heads of columns, and rows, as text: score ± standard error, in percent where usual."""
@@ -261,14 +279,7 @@ class Results:
 
     def to_markdown(self) -> str:
         """The table, and what was scored."""
-        heads, rows = self.cells()
-        lines = [
-            f"{self.title}\n",
-            "| " + " | ".join(map(escape_markdown, heads)) + " |",
-            "|---" + "|---:" * (len(heads) - 1) + "|",
-            *("| " + " | ".join(map(escape_markdown, row)) + " |" for row in rows),
-            "",
-        ]
+        lines = [f"{self.title}\n", table_of(*self.cells()), ""]
         for name, task in self.tasks.items():
             of = f"split {task.split} of " if task.split else ""
             where = f"{of}{task.data}" if task.data else "lm-evaluation-harness"

@@ -7,7 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from matsmerge.errors import DataError
-from matsmerge.lab.experiments.suite_results import SuiteResults, VariantResults
+from matsmerge.lab.experiments.suite_results import (
+    INDIVIDUAL,
+    NO_MERGES,
+    SuiteResults,
+    VariantResults,
+)
 
 Value = TypeVar("Value")
 Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, header, rows
@@ -50,6 +55,18 @@ def score_tables(results: SuiteResults) -> Iterator[Table]:
             rows = [[m, *(_percent(means[f"{m} with {d}"]) for d in donors)] for m in methods]
             title = f"{name}: test accuracy of {variant.target} in percent, merged with"
             yield title, ("", *donors), rows
+
+
+def verdicts(results: SuiteResults) -> Iterator[str]:
+    """For each variant, which merge scored best, and how far it is from separate models."""
+    for name, variant in results.variants.items():
+        means = {m: mean_and_error(v)[0] for m, v in _means(variant).items() if m not in NO_MERGES}
+        if not means:
+            continue
+        best = max(means, key=lambda method: means[method])
+        own = [row.test.mean for row in variant.comparison if row.method == INDIVIDUAL]
+        beside = f"; a model for each task has {_percent(own)} %" if own else ""
+        yield f"{name}: best is {best} with {100 * means[best]:.1f} % on test data{beside}"
 
 
 def compare_runs(runs: Mapping[str, SuiteResults]) -> Iterator[Table]:

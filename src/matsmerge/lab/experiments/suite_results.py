@@ -260,6 +260,11 @@ class SuiteResults(_Part):
     machine: dict[str, Any] = Field(default_factory=dict)
     notes: list[str] = Field(default_factory=list)
 
+    def __repr__(self) -> str:
+        missing = f", {len(self.missing)} to do" if self.missing else ""
+        variants = ", ".join(self.variants)
+        return f"<SuiteResults {self.name}: {variants}, {len(self.steps)} steps{missing}>"
+
 
 def read_results(folder: Path) -> SuiteResults:
     """Read the results in a suite's folder, or in a file."""

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.files.whole_outputs import held, put_text
 from matsmerge.lab.experiments.hub_check import check_hub
 from matsmerge.lab.experiments.provenance import origin
+from matsmerge.lab.experiments.score_tables import score_tables
 from matsmerge.lab.experiments.step import Places, Step
 from matsmerge.lab.experiments.step_processes import StepProcesses
 from matsmerge.lab.experiments.store import Record, Store
@@ -31,6 +32,7 @@ from matsmerge.lab.experiments.suite import Suite, make_suite
 from matsmerge.lab.experiments.suite_plan import Plan
 from matsmerge.lab.experiments.suite_results import RESULTS, StepRecord, SuiteResults
 from matsmerge.lab.experiments.suite_setup import local
+from matsmerge.lab.run_logs import RunLog, open_log
 from matsmerge.problems import reworded
 from matsmerge.progress import AnyProgress, Progress, listener
 
@@ -47,6 +49,7 @@ def run_suite(
     data: Path | None = None,
     num_workers: int | None = None,
     starter: Starter | None = None,
+    log_to: str | None = None,
     progress: AnyProgress | None = None,
 ) -> SuiteResults:
     """Do what is not done yet, and write `results.json`.
@@ -54,6 +57,7 @@ def run_suite(
     `base` and `data` are local folders that take the place of what the suite names. A folder
     continues where it was left, also with a suite that was changed: only what changed is done.
     Steps are done by processes of this machine, or where a `starter` such as `RayExecutor` does.
+    `log_to` names a log: `tensorboard:FOLDER`, `wandb:PROJECT`.
     """
     if num_workers is not None and starter is None:
         check_workers(num_workers)
@@ -63,7 +67,7 @@ def run_suite(
     check_hub(suite, here)
     places = {name: str(p.absolute()) for name, p in (("base", base), ("data", data)) if p}
     plan, store = Plan(suite, here), Store(folder / STEPS)
-    with _room_on_disk(folder):
+    with _room_on_disk(folder), closing(open_log(log_to)) as log:
         store.folder.mkdir(parents=True, exist_ok=True)
         with held(folder, "run"):
             content = suite.model_dump(mode="json", exclude_unset=True)
@@ -72,11 +76,22 @@ def run_suite(
             put_text(folder / LOCAL, yaml.safe_dump(places))
             try:
                 starter = starter or StepProcesses(num_workers or num_cores())
-                _run(plan.steps, store, starter, listener(progress))
+                _run(plan.steps, store, starter, listener(progress), log)
             finally:
                 results = _results(plan, store)
                 put_text(folder / RESULTS, results.model_dump_json(indent=1))
+        _log_results(results, log)
     return results
+
+
+def _log_results(results: SuiteResults, log: RunLog) -> None:
+    for name, variant in results.variants.items():
+        for row in variant.comparison:
+            settings = {"variant": name, "method": row.method, "seed": row.seed, **row.chosen}
+            log.trial(settings, {**row.test.tasks, "mean": row.test.mean})
+    for table in score_tables(results):
+        log.table(*table)
+    log.table("steps", ("step", "seconds"), [(s.name, s.seconds) for s in results.steps])
 
 
 @contextmanager
@@ -98,12 +113,19 @@ def resume_suite(
     *,
     num_workers: int | None = None,
     starter: Starter | None = None,
+    log_to: str | None = None,
     progress: AnyProgress | None = None,
 ) -> SuiteResults:
     """Continue a run with the suite as it was."""
     suite, given = read_run(folder)
     return run_suite(
-        suite, folder, **given, num_workers=num_workers, starter=starter, progress=progress
+        suite,
+        folder,
+        **given,
+        num_workers=num_workers,
+        starter=starter,
+        log_to=log_to,
+        progress=progress,
     )
 
 
@@ -127,7 +149,9 @@ def _check_folder(folder: Path) -> None:
         raise OutputError(f"{folder}: holds something else than a run; choose another folder")
 
 
-def _run(steps: list[Step[Any]], store: Store, starter: Starter, progress: Progress) -> None:
+def _run(
+    steps: list[Step[Any]], store: Store, starter: Starter, progress: Progress, log: RunLog
+) -> None:
     """Run each step as soon as the steps it needs are done, in their order otherwise."""
     done = {step.key for step in steps if store.load(step) is not None}
     for note in store.notes:
@@ -158,6 +182,7 @@ def _run(steps: list[Step[Any]], store: Store, starter: Starter, progress: Progr
                 found, seconds = _outcome(future, step)
                 store.put(step, found, seconds)
                 done.add(step.key)
+                log.seconds(step.kind, seconds)
                 progress.note(f"{step.name}: {seconds:.1f} s")
                 progress.advance(1, _names(running.values()))
 

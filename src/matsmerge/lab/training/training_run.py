@@ -18,6 +18,7 @@ from matsmerge.lab.training.run_folder import MANIFEST, RunFolder, move_state
 from matsmerge.lab.training.trainer import load_weights, make_trainer, scores_of, should_stop
 from matsmerge.lab.training.training_options import FULL, make_options
 from matsmerge.models.pretrained import quiet
+from matsmerge.notebook_table import notebook_table
 from matsmerge.progress import AnyProgress, Progress, listener
 from matsmerge.tasks.task_file import TaskFile
 from matsmerge.version import versions
@@ -29,6 +30,14 @@ class Trained:
 
     folder: Path
     manifest: dict[str, Any]
+
+    def __repr__(self) -> str:
+        score = "" if self.score is None else f", validation score {self.score:.4g}"
+        return f"<Trained {self.folder}: {self.manifest['num_steps']} batches{score}>"
+
+    def _repr_html_(self) -> str:
+        rows = {"folder": self.folder, "batches": self.manifest["num_steps"], "score": self.score}
+        return notebook_table("Trained", rows)
 
     @property
     def score(self) -> float | None:

@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from matsmerge.checkpoints.source import local_path
 from matsmerge.engine.executor import Executor, Piece, SerialExecutor
@@ -17,28 +19,27 @@ from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.output_folder import MANIFEST, is_merge
 from matsmerge.engine.prepared_merge import PreparedMerge, prepare
-from matsmerge.errors import DataError, NonFiniteError, RecipeError
+from matsmerge.errors import NonFiniteError, RecipeError
 from matsmerge.files.output_place import check_folder
 from matsmerge.files.whole_outputs import StagedFolder, remove
-from matsmerge.lab.tuning.search_inputs import (
-    check_overlap,
-    identify,
-    representatives,
-    used_places,
-)
+from matsmerge.lab.run_logs import open_log
+from matsmerge.lab.tuning.harness_score import HarnessTasks, harness_of
+from matsmerge.lab.tuning.search_inputs import check_overlap, identify, places_of
 from matsmerge.lab.tuning.search_space import ITERATIONS, Range, SearchSpace
 from matsmerge.lab.tuning.teacher_score import DIVERGENCE, TeacherScorer, find_teachers
 from matsmerge.lab.tuning.trial_score import (
     LabelScorer,
     Scorer,
     ValidationTask,
+    check_together,
     read_validation_tasks,
 )
-from matsmerge.lab.tuning.trials import Journal, Trial, best, choice_key
+from matsmerge.lab.tuning.trials import Journal, Trial, best, choice_key, trial_table
 from matsmerge.lab.tuning.tuning_file import Options, read_tuning_file
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.notebook_table import notebook_table
 from matsmerge.optional_import import import_optional
+from matsmerge.problems import problems_of
 from matsmerge.progress import AnyProgress, listener
 from matsmerge.recipes.recipe import Recipe, make_recipe
 from matsmerge.tasks.task_file import TaskFile
@@ -87,15 +88,19 @@ def tune(
     of_trials: Executor | None = None,
     overwrite: bool = False,
     resume: bool = False,
+    log_to: str | None = None,
     progress: AnyProgress | None = None,
+    **given: Any,
 ) -> Tuned:
     """Try what a recipe leaves open, and write the recipe and the model that score best.
 
     `recipe` is one, or a file with it (and maybe with tasks and search), or a whole search space;
-    `search` says what to try, as on the command line: `{"scale": "0:1:0.1"}`.
+    `search` says what to try, as on the command line: `{"scale": "0:1:0.1"}`. What is `given`
+    besides are options by their names there, such as `num_examples=100`, `lm_eval=["arc_easy"]`.
 
     The `executor` merges. With one `of_trials`, such as `RayExecutor`, whole trials of a grid are
     its jobs, each a merge and its score; what optuna tries depends on the trials before.
+    `log_to` names a log of TensorBoard or Weights & Biases: `tensorboard:FOLDER`, `wandb:PROJECT`.
     """
     told = listener(progress)
     if isinstance(recipe, (str, Path)):
@@ -108,33 +113,34 @@ def tune(
         recipe = SearchSpace.parse(plain, search or {})
     elif search:
         raise RecipeError("a search space says what to try itself; leave out search=")
-    space, options = recipe, options or Options()
+    space, options = recipe, _with(options or Options(), given)
     is_grid = options.strategy == "grid"
     space.check(with_ranges=not is_grid)
     metric = DIVERGENCE if options.unlabelled else None
     validation = read_validation_tasks(tasks, options.split, metric)
-    if not validation:
-        raise DataError("say what to tune for with at least one task")
-    prepared = [prepare(space.fill(choice)) for choice in representatives(space)]
+    harness = harness_of(options)
+    check_together(validation, harness, metric)
+    prepared = [prepare(space.fill(choice)) for choice in _representatives(space)]
     check_overlap(prepared, validation, options)
     target = local_path(out).absolute()
-    used = used_places(prepared, validation)
+    used = places_of(prepared, validation)
     # A folder of ours has the manifest of the model that was chosen.
     check = partial(check_folder, target, "search", is_merge, inputs=used, overwrite=overwrite)
     check(resume=resume)
-    identity = identify(space, prepared, validation, options)
+    identity = identify(space, prepared, validation, options, harness)
     own = {str(entry.name): entry.model for entry in prepared[0].recipe.models}
     teachers = find_teachers(validation, own) if options.unlabelled else {}
     num_merges = space.num_choices if is_grid else options.num_trials
     staged = StagedFolder(target, "search")
     journal: Journal | None = None
+    log = open_log(log_to)
     staged.open()
     try:
         if not resume:
             staged.clear()
         staged.output.mkdir(exist_ok=True)
         journal = Journal(staged.output / JOURNAL, identity, resume=resume)
-        scorer = _scorer(validation, options, teachers, staged.output / ANSWERS)
+        scorer = _scorer(validation, options, teachers, staged.output / ANSWERS, harness)
         merging = executor or (of_trials if of_trials and not is_grid else LocalExecutor())
         attempts = _Attempts(space, staged.output, scorer, merging)
         running = _Search(attempts, journal, _places(space) if is_grid else {})
@@ -144,10 +150,18 @@ def tune(
             trials = running.run_at_once(of_trials, max(map(_trial_bytes, prepared)))
         else:
             trials = running.run(space.grid() if is_grid else running.draw(options))
+        for trial in running.trials:  # of a run that was interrupted
+            log.trial(trial.choice, {**trial.scores, "mean": trial.score})
+        began = time.monotonic()
         for trial in trials:
             told.advance(1, "failed" if trial.failure else f"last {trial.score:.4g}")
+            log.trial(trial.choice, {**trial.scores, "mean": trial.score})
+            log.seconds("trial", time.monotonic() - began)
+            began = time.monotonic()
         chosen = running.best()
         running.write(chosen, options)
+        header, rows = trial_table(running.trials)
+        log.table("trials", header, rows)
         check(resume=True)
         staged.put_in_place()
         staged.discard()
@@ -155,8 +169,19 @@ def tune(
         # Without a trial there is nothing to continue; a journal of another search is not ours.
         staged.discard() if journal is not None and not journal.trials else staged.close()
         raise
+    finally:
+        log.close()
     remarks = space.remarks(chosen.choice)
     return Tuned(chosen, running.trials, target, scorer.metrics, scorer.in_percent, remarks)
+
+
+def _with(options: Options, given: Mapping[str, Any]) -> Options:
+    """Options of which some are others."""
+    set_before = options.model_dump(exclude_unset=True)
+    try:
+        return Options.model_validate({**set_before, **given})
+    except ValidationError as error:
+        raise RecipeError(problems_of(error, Options)) from error
 
 
 @dataclass(frozen=True)
@@ -333,10 +358,20 @@ def _scorer(
     options: Options,
     teachers: Mapping[str, str],
     answers: Path,
+    harness: HarnessTasks | None,
 ) -> Scorer:
     num, size = options.num_examples, options.batch_size
     if not options.unlabelled:
-        return LabelScorer(tasks=validation, num_examples=num, batch_size=size)
+        return LabelScorer(tasks=validation, num_examples=num, batch_size=size, harness=harness)
     return TeacherScorer(
         tasks=validation, num_examples=num, batch_size=size, teachers=teachers, folder=answers
     )
+
+
+def _representatives(space: SearchSpace) -> Iterable[dict[str, Any]]:
+    """A choice for every method and other thing that inputs depend on."""
+    keys = [key for key in space.others if key in Recipe.model_fields]
+    kinds: dict[str, dict[str, Any]] = {}
+    for choice in space.grid():
+        kinds.setdefault(choice_key({key: choice[key] for key in keys}), choice)
+    return kinds.values()

@@ -1,34 +1,24 @@
-"""What a search reads: checks before it starts, and a digest by which it is continued."""
+"""What a search reads: whether it may be tuned on, where it lies, and whether it is the same."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import StatisticsError
+from matsmerge.lab.tuning.harness_score import HarnessTasks
 from matsmerge.lab.tuning.search_space import SearchSpace
 from matsmerge.lab.tuning.trial_score import ValidationTask, overlaps
-from matsmerge.lab.tuning.trials import choice_key
 from matsmerge.lab.tuning.tuning_file import Options
-from matsmerge.recipes.recipe import Recipe
 from matsmerge.version import __version__
-
-
-def representatives(space: SearchSpace) -> Iterable[dict[str, Any]]:
-    """A choice for every method and other thing that inputs depend on."""
-    keys = [key for key in space.others if key in Recipe.model_fields]
-    kinds: dict[str, dict[str, Any]] = {}
-    for choice in space.grid():
-        kinds.setdefault(choice_key({key: choice[key] for key in keys}), choice)
-    return kinds.values()
 
 
 def check_overlap(
     prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask], options: Options
 ) -> None:
+    """Refuse statistics and data of the very split that is tuned on, unless that is allowed."""
     if options.allow_overlap:
         return
     problems = []
@@ -45,7 +35,7 @@ def check_overlap(
     StatisticsError.raise_all(dict.fromkeys(problems))
 
 
-def used_places(
+def places_of(
     prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask]
 ) -> dict[str, Path]:
     """Everything that is read, which the output must not replace."""
@@ -65,6 +55,7 @@ def identify(
     prepared: Sequence[PreparedMerge],
     validation: Sequence[ValidationTask],
     options: Options,
+    harness: HarnessTasks | None,
 ) -> str:
     """A digest of all that must be the same for a search to be continued."""
     content = [
@@ -76,5 +67,6 @@ def identify(
         [[t.described.model_dump(mode="json"), t.data.fingerprint] for t in validation],
         [options.strategy, options.num_trials, options.seed, options.num_examples],
         options.unlabelled,
+        None if harness is None else harness.identity,
     ]
     return hashlib.sha256(json.dumps(content, default=str).encode()).hexdigest()

@@ -8,8 +8,10 @@ from typing import ClassVar
 
 from matsmerge.data.rows import Data, fingerprint_rows
 from matsmerge.errors import DataError
-from matsmerge.lab.evaluation.metrics import METRICS, Score, choose_metrics
+from matsmerge.lab.evaluation.metrics import Score, choose_metrics
+from matsmerge.lab.evaluation.results import Reading
 from matsmerge.lab.evaluation.task_evaluation import evaluate, resolve_head
+from matsmerge.lab.tuning.harness_score import HarnessTasks
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.problems import noted
 from matsmerge.statistics.statistics import Statistics
@@ -36,6 +38,7 @@ class Scorer(ABC):
     num_examples: int | None
     batch_size: int
     kept: KeptBase = field(default_factory=KeptBase)
+    harness: HarnessTasks | None = None  # tasks that another library scores
 
     needs_targets: ClassVar[bool] = True
 
@@ -59,7 +62,8 @@ class Scorer(ABC):
     @property
     def metrics(self) -> dict[str, str]:
         """The metric of each task."""
-        return {task.name: task.metric for task in self.tasks}
+        own = {task.name: task.metric for task in self.tasks}
+        return own if self.harness is None else {**own, **self.harness.metrics}
 
     def score(self, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
         """The score of each task, and its standard error."""
@@ -68,6 +72,8 @@ class Scorer(ABC):
         for task in self.tasks:
             found = self.measure(self.load(folder, task), task)
             scores[task.name], errors[task.name] = found.value, found.error
+        for name, found in {} if self.harness is None else self.harness.score(folder).items():
+            scores[name], errors[name] = found.value, found.error
         return scores, errors
 
     def load(self, source: str | Path, task: ValidationTask) -> LoadedModel:
@@ -86,11 +92,16 @@ class LabelScorer(Scorer):
 
     @property
     def lower_is_better(self) -> bool:
-        return not METRICS[self.tasks[0].metric].higher_is_better
+        return not self._reading.higher_is_better
 
     @property
     def in_percent(self) -> bool:
-        return METRICS[self.tasks[0].metric].in_percent
+        return self._reading.in_percent
+
+    @property
+    def _reading(self) -> Reading:
+        """How to read the metrics, which are all of one kind."""
+        return next(iter(readings(self.tasks, self.harness).values()))
 
     def measure(self, loaded: LoadedModel, task: ValidationTask) -> Score:
         outcome = evaluate(
@@ -124,13 +135,30 @@ def read_validation_tasks(
             own = choose_metrics(described)[0] if metric is None else metric
             data = read_split(described, split)
             tasks.append(ValidationTask(str(described.name), described, data, own))
-    names = [task.name for task in tasks]
-    problems += [f"two tasks are named '{n}'" for n in sorted(set(names)) if names.count(n) > 1]
-    if metric is None and len({METRICS[task.metric].in_percent for task in tasks}) > 1:
-        metrics = ", ".join(f"{task.name} {task.metric}" for task in tasks)
-        problems.append(f"shares and losses have no mean to tune by: {metrics}")
     DataError.raise_all(problems)
     return tasks
+
+
+def readings(tasks: Sequence[ValidationTask], harness: HarnessTasks | None) -> dict[str, Reading]:
+    """How to read the metric of each task."""
+    own = {task.name: Reading.of(task.metric) for task in tasks}
+    return own if harness is None else {**own, **harness.readings}
+
+
+def check_together(
+    tasks: Sequence[ValidationTask], harness: HarnessTasks | None, metric: str | None = None
+) -> None:
+    """Refuse tasks of one name, and metrics that have no mean to tune by."""
+    metrics = [(task.name, task.metric) for task in tasks]
+    metrics += [] if harness is None else harness.metrics.items()
+    names = [name for name, _ in metrics]
+    problems = [f"two tasks are named '{n}'" for n in sorted(set(names)) if names.count(n) > 1]
+    if metric is None and len(set(readings(tasks, harness).values())) > 1:
+        shown = ", ".join(f"{name} {metric}" for name, metric in metrics)
+        problems.append(f"shares and losses have no mean to tune by: {shown}")
+    if not metrics:
+        problems.append("say what to tune for with at least one task")
+    DataError.raise_all(problems)
 
 
 def overlaps(statistics: Statistics, label: str, tasks: Sequence[ValidationTask]) -> list[str]:

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, computed_field, mo
 from matsmerge.errors import AnotherRunError, DataError, NonFiniteError, OutputError
 from matsmerge.files.guarded_files import Content, parse_as, read_json
 from matsmerge.files.journal_file import JournalFile, line_of, read_journal_lines
+from matsmerge.lab.tuning.search_space import describe
 
 # What is not a number is null in files.
 Score = Annotated[
@@ -38,6 +39,12 @@ class Trial(Content):
     def score(self) -> Score:
         """The mean over tasks; NaN of a merge that failed."""
         return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean, whose tasks are independent; 0 of what has none."""
+        known = [error for error in self.errors.values() if math.isfinite(error)]
+        return math.sqrt(sum(error**2 for error in known)) / max(1, len(self.scores))
 
     def to_json(self) -> dict[str, Any]:
         return self.model_dump(exclude={"failure"} if self.failure is None else None)
@@ -67,6 +74,21 @@ def read_tuning_report(path: Path) -> dict[str, Any]:
     options = parse_as(content.get("options", {}), dict[str, Any], f"{path}: options", DataError)
     trials = [trial.to_json() for trial in found.trials]
     return {**content, "options": options, "best": found.best.to_json(), "trials": trials}
+
+
+def trial_table(trials: Iterable[Trial]) -> tuple[list[str], list[list[Any]]]:
+    """Heads of columns, and a row for each trial: what was tried, scores by task, their mean."""
+    trials = list(trials)
+    tasks = list(dict.fromkeys(task for trial in trials for task in trial.scores))
+    rows = [
+        [
+            describe(trial.choice),
+            *(trial.scores.get(task, math.nan) for task in tasks),
+            trial.score,
+        ]
+        for trial in trials
+    ]
+    return ["tried", *tasks, "mean"], rows
 
 
 def choice_key(choice: Mapping[str, Any]) -> str:

@@ -32,6 +32,7 @@ class Options(Search):
 
     batch_size: int = 32
     allow_overlap: bool = False
+    lm_eval: list[str] = Field(default_factory=list)  # tasks of lm-evaluation-harness
 
 
 class TuningFile(Search):
@@ -42,6 +43,7 @@ class TuningFile(Search):
 
     recipe: str | dict[str, Any]
     tasks: list[str] = Field(default_factory=list)
+    lm_eval: list[str] = Field(default_factory=list)
     search: dict[str, Any] = Field(default_factory=dict)
 
     def plain_recipe(self) -> dict[str, Any]:
@@ -54,7 +56,8 @@ class TuningFile(Search):
 
     def options(self, **more: Any) -> Options:
         """The options of the search, with those that a file does not set."""
-        return Options(**self.model_dump(include=set(Search.model_fields)), **more)
+        known = {*Search.model_fields, "lm_eval"}
+        return Options(**{**self.model_dump(include=known), **more})
 
 
 def read_tuning_file(path: Path, **given: Any) -> TuningFile:
@@ -67,6 +70,11 @@ def read_tuning_file(path: Path, **given: Any) -> TuningFile:
     given = {key: value for key, value in given.items() if value is not None}
     found = parse_as({**content, **given}, TuningFile, str(path), RecipeError)
     update: dict[str, Any] = {"tasks": [str(path.parent / task) for task in found.tasks]}
+    files = (".yaml", ".yml")
+    update["lm_eval"] = [
+        str(path.parent / task) if Path(task.partition(":")[0]).suffix in files else task
+        for task in found.lm_eval
+    ]
     if isinstance(found.recipe, str):
         update["recipe"] = str(path.parent / found.recipe)
     return found.model_copy(update=update)
