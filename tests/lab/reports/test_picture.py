@@ -4,10 +4,10 @@ import re
 
 import pytest
 from made_up_results import make_results
+from matsmerge.lab.reports.sections.score_dots import COMPARISON
 
 from matsmerge.errors import OutputError
 from matsmerge.lab.reports import figure_style, picture
-from matsmerge.lab.reports.sections.score_dots import COMPARISON
 from matsmerge.lab.reports.suite_report import suite_report
 
 

@@ -29,14 +29,14 @@ from matsmerge.lab.experiments.step_processes import StepProcesses
 from matsmerge.lab.experiments.store import Record, Store
 from matsmerge.lab.experiments.suite import Suite, make_suite
 from matsmerge.lab.experiments.suite_plan import Plan
-from matsmerge.lab.experiments.suite_results import RESULTS, StepRecord, SuiteResults
+from matsmerge.lab.experiments.suite_results import RESULTS, STEPS, StepRecord, SuiteResults
 from matsmerge.lab.experiments.suite_setup import local
 from matsmerge.problems import reworded
 from matsmerge.progress import AnyProgress, Progress, listener
 
 Done = tuple[Any, float]  # what a step found, and how many seconds it took
 
-STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
+SUITE, LOCAL = "suite.yaml", "local.yaml"
 
 
 def run_suite(
