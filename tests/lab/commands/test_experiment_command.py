@@ -89,11 +89,9 @@ def test_bad_input(
 def test_what_lacks_is_said_before_the_first_step(
     mats: Mats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     code, out, err = mats("demo", "--out", tmp_path / "demo")
     assert (code, out) == (1, "")
     assert "this needs accelerate" in err
-    assert "this needs plotly" in err
-    assert "pip install 'matsmerge[lab]'" in " ".join(err.split())
+    assert "pip install 'matsmerge[hf]'" in " ".join(err.split())
     assert not (tmp_path / "demo").exists()

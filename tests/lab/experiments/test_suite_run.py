@@ -243,15 +243,16 @@ def test_an_ensemble_answers_each_task_with_its_head(place: Path, ran: Path) -> 
             update={"name": task, "data": str(place / "data" / f"{task}.jsonl")}
         )
         data = read_split(file, "test")
-        right = 0
+        right = ""
         for one in data.rows:
             shown = tokenizer(one["text"], return_tensors="pt")
             total = torch.zeros(2)
             for model in models:
                 model.classifier = head
                 total += model.eval()(**shown).logits[0].softmax(0).detach()
-            right += ["no", "yes"][int(total.argmax())] == one["label"]
-        assert row.test.tasks[task] == pytest.approx(right / len(data))
+            right += str(int(["no", "yes"][int(total.argmax())] == one["label"]))
+        assert row.test.right[task] == right
+        assert row.test.tasks[task] == pytest.approx(right.count("1") / len(data))
 
 
 def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:

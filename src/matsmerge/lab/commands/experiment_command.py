@@ -27,7 +27,7 @@ experiment = typer.Typer(
 )
 
 REPORT = "report.html"
-_NEEDED = ("transformers", "accelerate", "plotly")  # plotly: for the report at the end
+_NEEDED = ("transformers", "accelerate")
 
 
 class Running(Execution):
@@ -162,7 +162,7 @@ def _run(work: "Callable[..., SuiteResults]", folder: Path, screen: Screen) -> N
 
 
 def _check_needs() -> None:
-    """Refuse to begin where a library lacks that some step needs, the report at the end too."""
+    """Refuse to begin where a library lacks that some step needs."""
     problems: list[str] = []
     for module in _NEEDED:
         with noted(problems, DataError):

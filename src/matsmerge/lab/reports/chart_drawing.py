@@ -61,7 +61,7 @@ def draw_chart(chart: Chart, width: float, label: str = "") -> str:
     if chart.same_scale:
         x, y = _equal(x, y)
     bottom = top + height
-    parts = [legend, *_frame(chart, x, y, left, top, left + inner, bottom)]
+    parts = [legend, *_frame(chart, x, y, width, (left, left + inner, top, bottom))]
     labels = _Labels(width)
     for one in chart.series:
         parts += _drawn(one, x, y, labels)
@@ -109,10 +109,7 @@ def _all(one: Series, axis: str) -> list[float]:
 
 def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Scale:
     if axis.names:
-        # Names side by side are left out where there is no room for all.
-        room = (end - start) / len(axis.names)
-        step = math.ceil(_LETTER * (max(map(len, axis.names)) + 1) / room)
-        ticks = [(float(i), name) for i, name in enumerate(axis.names)][::step]
+        ticks = [(float(i), name) for i, name in enumerate(axis.names)]
         return _Scale(-0.5, len(axis.names) - 0.5, start, end, False, ticks)
     known = [v for v in values if math.isfinite(v) and (v > 0 or not axis.log)]
     known = [math.log10(v) for v in known] if axis.log else known
@@ -162,9 +159,8 @@ def _equal(x: _Scale, y: _Scale) -> tuple[_Scale, _Scale]:
 # --- what is drawn ----------------------------------------------------------------------------
 
 
-def _frame(
-    chart: Chart, x: _Scale, y: _Scale, left: float, top: float, right: float, bottom: float
-) -> list[str]:
+def _frame(chart: Chart, x: _Scale, y: _Scale, width: float, area: "_Box") -> list[str]:
+    left, right, top, bottom = area
     parts = []
     names = chart.y.names
     grid = [f"M{_n(x(v))} {_n(top)}V{_n(bottom)}" for v, _ in x.ticks if not chart.x.names]
@@ -172,7 +168,13 @@ def _frame(
         grid += [f"M{_n(left)} {_n(y(v))}H{_n(right)}" for v, _ in y.ticks]
     parts.append(f'<path d="{"".join(grid)}" stroke="var(--grid)" fill="none"/>')
     parts.append(f'<path d="M{_n(left)} {_n(bottom)}H{_n(right)}" stroke="var(--line)"/>')
-    parts += [text(x(v), bottom + 14, shown, "middle", colour="muted") for v, shown in x.ticks]
+    end = -math.inf  # of the last name or number, which the next must not cover
+    for v, shown in x.ticks:
+        half = _LETTER * len(shown) / 2
+        at = min(x(v), width - half)
+        if at - half > end:
+            parts.append(text(at, bottom + 14, shown, "middle", colour="muted"))
+            end = at + half + 4
     if names:
         for i, name in enumerate(names):
             shown = shortened_to(name, left - 10)

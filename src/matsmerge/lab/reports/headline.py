@@ -12,7 +12,7 @@ from matsmerge.lab.reports.scores import ScoreRow, ScoreTable
 COMPARISON = "Merges compared"
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _SHARES = ("half", "a third", "a quarter", "a fifth", "a sixth", "a seventh", "an eighth")
-_CLOSE = 2.0  # points: an interval no wider on either side shows that two are level
+_LEVEL = 2.5  # points: where the whole interval is this near to zero, two are level
 
 
 def verdict(
@@ -47,8 +47,7 @@ def verdict(
 def _compared(gap: float, apart: Interval | None, table: ScoreTable) -> str:
     better = gap > 0 if table.higher_is_better else gap < 0
     if apart and apart.has_zero:
-        is_close = table.factor != 100 or apart.high - apart.low <= 2 * _CLOSE
-        if is_close:
+        if table.factor == 100 and max(-apart.low, apart.high) <= _LEVEL:
             return "level with"
         return f"not clearly {'better' if better else 'worse'} than"
     unit = " points" if table.factor == 100 else ""
@@ -131,8 +130,8 @@ def comparison(table: ScoreTable) -> Figure | None:
         places = [i for i, _ in papers]
         dots = Series("the paper's", values, places, "papers", "ring", 4.5, titles=titles)
         series.append(dots)
-    caption = f"{table.unit[:1].upper()}{table.unit[1:]}"
-    caption += f", mean over {len(table.tasks)} tasks. " if len(table.tasks) > 1 else ". "
+    num = len(table.tasks)
+    caption = f"Mean {table.unit}, over {num} tasks. " if num > 1 else ""
     if own and own.mean:
         ends = [-0.5, len(rows) - 0.5]
         line = Series("", 2 * [own.mean.value], ends, "muted", "", line=1.5, dash="2 3")

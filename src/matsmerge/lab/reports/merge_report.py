@@ -120,7 +120,7 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
     return ScoreTable(
         list(results.tasks),
         rows,
-        f"{unit}, percent" if how.in_percent else unit,
+        f"{unit} in percent" if how.in_percent else unit,
         "over examples",
         INDIVIDUAL,
         how.higher_is_better,

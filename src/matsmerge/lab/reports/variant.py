@@ -55,7 +55,7 @@ class Variant:
         return ScoreTable(
             tasks,
             [self._score_row(group, tasks) for group in groups],
-            "score, percent",
+            "score in percent",
             f"over {count(max(map(len, groups)), 'seed')}" if has_seeds else "over examples",
             self.label(INDIVIDUAL),
         )

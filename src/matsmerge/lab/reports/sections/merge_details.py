@@ -42,8 +42,8 @@ def convergence(merges: Mapping[str, Mapping[str, Any]]) -> list[Block]:
     maps = [_heat_map(name, layers, has_titles) for name, layers in drawn.items() if layers]
     caption = (
         "How near each layer came to the solution of its linear system: what is left of the "
-        "residual, relative to that of zero weights. Palest is best; a dark cell would change with "
-        "more iterations."
+        "residual, relative to that of zero weights. The stronger the colour, the more would "
+        "change with further iterations."
     )
     return [Choice("Merge", caption, maps), summary] if maps else [summary]
 

@@ -28,6 +28,6 @@ def suite_scores(variant: Variant) -> list[Block]:
 
 def score_blocks(table: ScoreTable) -> list[Block]:
     """Our scores, and the paper's if it has any."""
-    title = f"Test scores: {table.unit}, with standard errors {table.errors}"
+    title = f"Test {table.unit}, with standard errors {table.errors}"
     papers = paper_rows(table)
     return [score_rows(table, title), *([papers] if papers else [])]
