@@ -70,9 +70,11 @@ def test_names_side_by_side_do_not_overlap() -> None:
     names = [f"{10**i:,}" for i in range(9)]
     drawn = draw_chart(chart(Series("", range(9), range(9)), Axis(names=names)), 330)
     shown = [t for t in parsed(drawn).iter(f"{NAMESPACE}text") if t.text in names]
-    places = [float(t.attrib["x"]) for t in shown]
+    boxes = [(float(t.attrib["x"]), 7.5 * len(t.text or "") / 2) for t in shown]
     assert 1 < len(shown) < 9
-    assert min(b - a for a, b in itertools.pairwise(places)) > 8 * len("1,000,000")
+    for (a, half), (b, other) in itertools.pairwise(boxes):
+        assert a + half < b - other
+    assert boxes[-1][0] + boxes[-1][1] <= 331
 
 
 def test_a_long_name_is_shortened_and_said_in_full() -> None:

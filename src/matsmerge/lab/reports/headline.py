@@ -57,21 +57,21 @@ def _compared(gap: float, apart: Interval | None, table: ScoreTable) -> str:
 def _evidence(table: ScoreTable, subject: ScoreRow, apart: Interval | None, average: str) -> str:
     num = len(table.tasks)
     said = f"Mean test {table.unit}, over {num} tasks" if num > 1 else f"Test {table.unit}"
-    parts = []
-    if apart:
-        text = f"{points(apart.difference, table.digits)} against each task's own model"
-        parts.append(f"{text} (95 % interval {table.show_interval(apart)}, {apart.over})")
-    plain = table.row(average)
-    if (below := table.interval(subject, plain)) and plain:
-        text = f"{points(below.difference, table.digits)} against plain averaging"
-        parts.append(f"{text} ({table.show_interval(below)})")
+    plain, parts = table.row(average), []
+    against = {"each task's own model": apart, "plain averaging": table.interval(subject, plain)}
+    for what, found in against.items():
+        if found:
+            # What an interval is, is said of the first.
+            kind, over = ("", "") if parts else ("95\u00a0% interval ", f", {found.over}")
+            text = f"{points(found.difference, table.digits)} against {what}"
+            parts.append(f"{text} ({kind}{table.show_interval(found)}{over})")
     said += f": {'; '.join(parts)}." if parts else "."
     own = table.row(table.individual)
     if own and plain and subject.mean and own.mean and plain.mean and plain is not subject:
         gap = own.mean.value - plain.mean.value
         if gap > 0 if table.higher_is_better else gap < 0:
             share = (subject.mean.value - plain.mean.value) / gap
-            said += f" It closes {100 * share:.0f} % of the gap between the two."
+            said += f" It closes {100 * share:.0f}\u00a0% of the gap between the two."
     others = [row for row in table.merges if row is not subject]
     if others and others[0].mean and others[0].name != average:
         what = "Better was" if table.merges[0] is not subject else "The next is"
@@ -139,7 +139,7 @@ def comparison(table: ScoreTable) -> Figure | None:
         caption += "The dotted line is that of each task's own model. "
         if any(spans):
             caption += (
-                "Bars are 95 % intervals of the difference to it: where one reaches the line, "
+                "Bars are 95\u00a0% intervals of the difference to it: where one reaches the line, "
                 "there may be none."
             )
     left_out = [row.name for (row, _), there in zip(rows, shown, strict=True) if not there]

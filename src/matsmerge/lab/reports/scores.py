@@ -167,7 +167,7 @@ def score_rows(table: ScoreTable, title: str = "") -> Table:
         intervals = [table.interval(row, own) for row in rows]
         beside.append(
             (
-                "mean against own models (95 %)",
+                "mean against own models (95\u00a0%)",
                 [
                     f"{points(i.difference, table.digits)} ({table.show_interval(i)})"
                     if i
