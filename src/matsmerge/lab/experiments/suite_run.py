@@ -4,7 +4,7 @@ import errno
 import json
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -63,6 +63,12 @@ def run_suite(
     check_hub(suite, here)
     places = {name: str(p.absolute()) for name, p in (("base", base), ("data", data)) if p}
     plan, store = Plan(suite, here), Store(folder / STEPS)
+
+    def write_results() -> SuiteResults:
+        found = _results(plan, store)
+        put_text(folder / RESULTS, found.model_dump_json(indent=1))
+        return found
+
     with _room_on_disk(folder):
         store.folder.mkdir(parents=True, exist_ok=True)
         with held(folder, "run"):
@@ -72,10 +78,9 @@ def run_suite(
             put_text(folder / LOCAL, yaml.safe_dump(places))
             try:
                 starter = starter or StepProcesses(num_workers or num_cores())
-                _run(plan.steps, store, starter, listener(progress))
+                _run(plan.steps, store, starter, listener(progress), write_results)
             finally:
-                results = _results(plan, store)
-                put_text(folder / RESULTS, results.model_dump_json(indent=1))
+                results = write_results()
     return results
 
 
@@ -127,8 +132,17 @@ def _check_folder(folder: Path) -> None:
         raise OutputError(f"{folder}: holds something else than a run; choose another folder")
 
 
-def _run(steps: list[Step[Any]], store: Store, starter: Starter, progress: Progress) -> None:
-    """Run each step as soon as the steps it needs are done, in their order otherwise."""
+def _run(
+    steps: list[Step[Any]],
+    store: Store,
+    starter: Starter,
+    progress: Progress,
+    each: Callable[[], object],
+) -> None:
+    """Run each step as soon as the steps it needs are done, in their order otherwise.
+
+    After each of them `each` is called.
+    """
     done = {step.key for step in steps if store.load(step) is not None}
     for note in store.notes:
         progress.note(f"note: {note}")
@@ -158,6 +172,7 @@ def _run(steps: list[Step[Any]], store: Store, starter: Starter, progress: Progr
                 found, seconds = _outcome(future, step)
                 store.put(step, found, seconds)
                 done.add(step.key)
+                each()
                 progress.note(f"{step.name}: {seconds:.1f} s")
                 progress.advance(1, _names(running.values()))
 

@@ -102,6 +102,11 @@ def write_report(
         put_bytes(path, content)
 
 
+def suite_so_far(run: Path) -> Report | None:
+    """What a run that goes on has found; None before its first step is done."""
+    return suite_report(read_results(run), run, "") if (run / RESULTS).exists() else None
+
+
 def _called(run: Path, report: Path | None) -> str:
     """A run's folder from where its report is, if that is above it; else by its last name.
 
