@@ -127,6 +127,8 @@ def test_one_point_and_none() -> None:
     for series in (Series("", [5.0], [0.0]), Series("", [], [])):
         for axis in (Axis(), Axis(log=True)):
             parsed(draw_chart(chart(series, axis, axis), 330))
+    same = Axis(low=1.0, high=1.0)
+    parsed(draw_chart(chart(Series("", [1.0], [1.0]), same, same, same_scale=True), 330))
 
 
 def test_text_stays_text_and_colours_are_the_pages() -> None:

@@ -56,13 +56,12 @@ def draw_chart(chart: Chart, width: float, label: str = "") -> str:
     height = len(rows) * _ROW if rows else chart.height or min(inner, 560)
     x = _scale(chart.x, [s for one in chart.series for s in _all(one, "x")], left, left + inner)
     values = [s for one in chart.series for s in _all(one, "y")]
-    y = _scale(chart.y, values, top, top + height) if rows else None
-    y = y or _scale(chart.y, values, top + height, top)
+    y = _scale(chart.y, values, *((top, top + height) if rows else (top + height, top)))
     if chart.same_scale:
         x, y = _equal(x, y)
     bottom = top + height
     parts = [legend, *_frame(chart, x, y, width, (left, left + inner, top, bottom))]
-    labels = _Labels(width)
+    labels = _Labels(left, width)
     for one in chart.series:
         parts += _drawn(one, x, y, labels)
     parts += labels.drawn
@@ -133,6 +132,8 @@ def _ticks(low: float, high: float, num: int, axis: Axis) -> list[tuple[float, s
             places = [place for place in places if low <= math.log10(place) <= high]
         show: Callable[[float], str] = format_bytes if axis.as_bytes else exponent_text
         return [(place, show(place)) for place in places]
+    if high <= low:
+        return []
     rough = (high - low) / num
     unit = 10.0 ** math.floor(math.log10(rough))
     step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough)
@@ -171,7 +172,7 @@ def _frame(chart: Chart, x: _Scale, y: _Scale, width: float, area: "_Box") -> li
     end = -math.inf  # of the last name or number, which the next must not cover
     for v, shown in x.ticks:
         half = _LETTER * len(shown) / 2
-        at = min(x(v), width - half)
+        at = min(x(v), width - half - 4)
         if at - half > end:
             parts.append(text(at, bottom + 14, shown, "middle", colour="muted"))
             end = at + half + 4
@@ -288,8 +289,9 @@ _Box = tuple[float, float, float, float]  # left, right, top, bottom
 class _Labels:
     """Names beside points, each where it covers least of what is there already."""
 
-    def __init__(self, width: float) -> None:
-        self._taken: list[_Box] = [(-1e6, 2, -1e6, 1e6), (width - 2, 1e6, -1e6, 1e6)]
+    def __init__(self, left: float, right: float) -> None:
+        self._ends = left, right  # where there is room
+        self._taken: list[_Box] = [(-1e6, left, -1e6, 1e6), (right, 1e6, -1e6, 1e6)]
         self._asked: list[tuple[float, float, str]] = []
 
     def keep_free(self, x: float, y: float, size: float) -> None:
@@ -303,17 +305,18 @@ class _Labels:
         parts = []
         for x, y, label in self._asked:
             width, half = _LETTER * len(label), FONT_SIZE / 2 + 1
+            left = min(max(x - width / 2, self._ends[0]), self._ends[1] - width)
             boxes = {
                 "start": (x + 10, x + 10 + width, y - half, y + half),
                 "end": (x - 10 - width, x - 10, y - half, y + half),
-                "above": (x - width / 2, x + width / 2, y - 10 - 2 * half, y - 10),
-                "below": (x - width / 2, x + width / 2, y + 10, y + 10 + 2 * half),
+                "above": (left, left + width, y - 10 - 2 * half, y - 10),
+                "below": (left, left + width, y + 10, y + 10 + 2 * half),
             }
             side = min(boxes, key=lambda s: sum(_common(boxes[s], other) for other in self._taken))
             box = boxes[side]
             self._taken.append(box)
             anchor = side if side in ("start", "end") else "middle"
-            at = {"start": box[0], "end": box[1], "middle": x}[anchor]
+            at = {"start": box[0], "end": box[1], "middle": (box[0] + box[1]) / 2}[anchor]
             parts.append(text(at, (box[2] + box[3]) / 2, label, anchor))
         return parts
 

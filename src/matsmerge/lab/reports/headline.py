@@ -83,7 +83,8 @@ def loading(place: str, tasks: Sequence[str]) -> Code:
     """Where a model is, and the lines that load it."""
     others = f"  # or {', '.join(tasks[1:])}" if tasks[1:] else ""
     code = f"import matsmerge\n\nmodel = {load_call(place, tasks)}{others}\n"
-    return Code(f"The model is in {place}", code, language="python")
+    where = "the folder of this page" if place == "." else place
+    return Code(f"The model is in {where}", code, language="python")
 
 
 def comparison(table: ScoreTable) -> Figure | None:

@@ -4,6 +4,7 @@ The page is `page.html` with its parts filled in. Its security policy forbids it
 whatever the report says. Figures are drawn here, once for wide screens and once for narrow ones.
 """
 
+import re
 from dataclasses import replace
 from html import escape
 from importlib import resources
@@ -13,6 +14,7 @@ from matsmerge.lab.reports import document as doc
 from matsmerge.lab.reports.chart_drawing import draw_chart
 from matsmerge.lab.reports.palette import variables
 
+_LONG = 13  # letters that fit beside numbers on a phone
 _WIDE, _HALF, _NARROW = 860, 430, 330  # pixels
 
 
@@ -113,7 +115,7 @@ def _table(table: doc.Table) -> str:
         cells = zip(others, kinds[1:], strict=True)
         cells_of_row = "".join(_cell(cell, kind) for cell, kind in cells)
         mark = ' class="marked"' if i in table.marked else ""
-        rows += f'<tr{mark}><th scope="row">{_value(first)}</th>{cells_of_row}</tr>'
+        rows += f'<tr{mark}><th scope="row">{_breakable(_value(first))}</th>{cells_of_row}</tr>'
     switch = (
         '<label class="switch"><input type="checkbox" data-errors> standard errors</label>'
         if table.has_errors
@@ -127,6 +129,11 @@ def _table(table: doc.Table) -> str:
         f'aria-label="{title or "Table"}" tabindex="0">'
         f"<table>{caption}{head}<tbody>{rows}</tbody></table></div>{below}</div>"
     )
+
+
+def _breakable(name: str) -> str:
+    """A long name that may go on in the next line after a part of it."""
+    return re.sub(r"(?<=[._])(?=\w)", "<wbr>", name) if len(name) > _LONG else name
 
 
 def _shades(table: doc.Table) -> str:
