@@ -3,14 +3,13 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from statistics import fmean
 
 from matsmerge.lab.experiments.score_tables import mean_and_error
 from matsmerge.lab.reports.document import Cell, Column, Table
 from matsmerge.lab.reports.numbers import NOTHING, fixed, paper_cell, points
 from matsmerge.lab.reports.paired_interval import Interval, Scored, paired_interval
-
-_LEAST_SCALE = 1.0  # points that the strongest colour means, at least
 
 
 @dataclass(frozen=True)
@@ -100,6 +99,9 @@ class ScoreTable:
     def show_interval(self, found: Interval) -> str:
         return f"{points(found.low, self.digits)} to {points(found.high, self.digits)}"
 
+    def show_difference(self, found: Interval) -> str:
+        return f"{points(found.difference, self.digits)} ({self.show_interval(found)})"
+
 
 def score_cells(
     scores: Sequence[Score | None],
@@ -140,45 +142,27 @@ def gaps(
 
 def score_rows(table: ScoreTable, title: str = "") -> Table:
     """Every model's scores, coloured by the distance to the task's own model."""
-    rows = table.ordered
+    rows, own = table.ordered, table.row(table.individual)
     are_merges = [not row.is_reference for row in rows]
-    own = table.row(table.individual)
-    scores = {task: [row.tasks.get(task) for row in rows] for task in table.tasks}
-    if any(row.mean for row in rows) and len(table.tasks) > 1:
-        scores = {"mean": [row.mean for row in rows], **scores}
-    found = {
-        head: gaps(
-            column,
-            None if own is None else own.mean if head == "mean" else own.tasks.get(head),
-            table.higher_is_better,
-        )
-        for head, column in scores.items()
-    }
-    scale = colour_scale(
-        [g for c in found.values() for g, m in zip(c, are_merges, strict=True) if m]
-    )
+    given = [(t, [row.tasks.get(t) for row in rows], own and own.tasks.get(t)) for t in table.tasks]
+    has_mean = len(table.tasks) > 1 and any(row.mean for row in rows)
+    if has_mean:
+        given.insert(0, ("mean", [row.mean for row in rows], own and own.mean))
+    away = [gaps(scores, zero, table.higher_is_better) for _, scores, zero in given]
+    scale = colour_scale([gap for column in away for gap in compress(column, are_merges)])
     columns: list[Column] = [("", [row.name for row in rows])]
-    for head, column in scores.items():
-        shades = [None if gap is None else gap / scale for gap in found[head]]
-        cells = score_cells(column, are_merges, table.digits, table.higher_is_better, shades)
+    for (head, scores, _), column in zip(given, away, strict=True):
+        shades = [None if gap is None else gap / scale for gap in column]
+        cells = score_cells(scores, are_merges, table.digits, table.higher_is_better, shades)
         columns.append((head, cells))
     beside: list[Column] = []
     if own:
         intervals = [table.interval(row, own) for row in rows]
-        beside.append(
-            (
-                "mean against own models (95\u00a0%)",
-                [
-                    f"{points(i.difference, table.digits)} ({table.show_interval(i)})"
-                    if i
-                    else NOTHING
-                    for i in intervals
-                ],
-            )
-        )
+        cells = [table.show_difference(found) if found else NOTHING for found in intervals]
+        beside.append(("mean against own models (95\u00a0%)", cells))
     if any(row.paper is not None for row in rows):
         beside.append(("paper's mean", [paper_cell(table.show(row.paper)) for row in rows]))
-    at = 2 if "mean" in scores else len(columns)
+    at = 2 if has_mean else len(columns)
     columns[at:at] = beside
     return Table.of_columns(
         columns,
@@ -190,8 +174,8 @@ def score_rows(table: ScoreTable, title: str = "") -> Table:
 
 
 def colour_scale(gaps_of_merges: Sequence[float | None]) -> float:
-    """What the strongest colour means."""
-    return max((abs(gap) for gap in gaps_of_merges if gap is not None), default=0) or _LEAST_SCALE
+    """What the strongest colour means: the farthest of merges."""
+    return max((abs(gap) for gap in gaps_of_merges if gap is not None), default=0.0) or 1.0
 
 
 def shades_text(scale: float, digits: int, zero: str) -> list[str]:
