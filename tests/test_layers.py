@@ -143,7 +143,7 @@ def test_no_module_is_long() -> None:
 def test_importing_is_light() -> None:
     code = (
         "import sys, matsmerge; matsmerge.merge, matsmerge.collect; "
-        "heavy = ['transformers', 'peft', 'ray', 'plotly', 'datasets', 'accelerate', 'typer', "
+        "heavy = ['transformers', 'peft', 'ray', 'datasets', 'accelerate', 'typer', "
         "'huggingface_hub', 'fsspec', 's3fs']; print([m for m in heavy if m in sys.modules])"
     )
     result = subprocess.run(

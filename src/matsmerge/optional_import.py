@@ -6,7 +6,7 @@ from typing import Any
 from matsmerge.errors import DataError
 
 EXTRAS = {
-    **dict.fromkeys(("choreographer", "kaleido", "optuna", "plotly"), "lab"),
+    "optuna": "lab",
     "lm_eval": "lm-eval",
     **dict.fromkeys(("aiohttp", "fsspec", "s3fs"), "remote"),
     "gcsfs": "gs",

@@ -1,13 +1,16 @@
 """`mats experiment` and `mats demo` on the command line."""
 
+import re
 import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 
 import pytest
 import yaml
 from tiny_suite import METHODS, make_base, make_data, tiny_suite
 
+import matsmerge
 from matsmerge.lab.experiments.suite_results import read_results
 
 Mats = Callable[..., tuple[int, str, str]]
@@ -39,9 +42,10 @@ def test_run_and_compare(mats: Mats, place: Path, tmp_path: Path) -> None:
     results = read_results(tmp_path / "a")
     assert results.seeds == [0]
     assert results.variants["full"].costs == []  # a study of the other seed
-    code, _, err = mats("experiment", "resume", tmp_path / "a", "--workers", 1)
+    code, _, err = mats("experiment", "resume", tmp_path / "a", "--workers", 1, "--watch")
     assert code == 0
     assert "steps were done before" in err
+    assert "watch it at http://127.0.0.1:" in err
     content = yaml.safe_load((tmp_path / "a" / "suite.yaml").read_text())
     content["methods"] = {"average": METHODS["average"]}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(content))
@@ -53,6 +57,16 @@ def test_run_and_compare(mats: Mats, place: Path, tmp_path: Path) -> None:
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert "(+0.0)" in lines["average"]
     assert lines["task_arithmetic"].rstrip().endswith("-")
+
+
+def test_the_model_can_be_loaded_as_the_page_says(
+    mats: Mats, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(mats, place, tmp_path / "run", "--seeds", "0", "--quiet")[0] == 0
+    page = (tmp_path / "run" / "report.html").read_text()
+    (call,) = re.findall(r"^model = (matsmerge\.load\(.*?\))", unescape(page), re.MULTILINE)
+    monkeypatch.chdir(tmp_path / "run")
+    assert eval(call, {"matsmerge": matsmerge}).tokenizer is not None
 
 
 def test_list_names_all_suites_and_what_they_need(mats: Mats) -> None:
@@ -89,11 +103,9 @@ def test_bad_input(
 def test_what_lacks_is_said_before_the_first_step(
     mats: Mats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     code, out, err = mats("demo", "--out", tmp_path / "demo")
     assert (code, out) == (1, "")
     assert "this needs accelerate" in err
-    assert "this needs plotly" in err
-    assert "pip install 'matsmerge[lab]'" in " ".join(err.split())
+    assert "pip install 'matsmerge[hf]'" in " ".join(err.split())
     assert not (tmp_path / "demo").exists()

@@ -10,7 +10,7 @@ from torch import nn
 import matsmerge.lab
 from matsmerge.errors import DataError
 from matsmerge.lab.experiments.suite_results import Row, Scores, SuiteResults, VariantResults
-from matsmerge.lab.reports import merge_subspaces, picture
+from matsmerge.lab.reports import merge_subspaces
 from matsmerge.statistics.statistics_file import save_statistics
 
 Run = Callable[..., tuple[int, str, str]]
@@ -143,9 +143,8 @@ def test_a_merge_with_its_subspaces(
 
 
 def test_a_picture_of_a_merge_needs_scores(
-    tmp_path: Path, mats: Run, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mats: Run, save_model: Callable[..., Path]
 ) -> None:
-    monkeypatch.setattr(picture, "check_picture", lambda: None)
     models = [save_model(name, {"w": torch.ones(2, 2)}) for name in ("a", "b")]
     merged = tmp_path / "merged"
     options = ["--method", "average", "--model", models[0], "--model", models[1], "--quiet"]
@@ -153,6 +152,25 @@ def test_a_picture_of_a_merge_needs_scores(
     code, _, error = mats("report", merged, "--picture", tmp_path / "p.svg")
     assert code == 1
     assert "give those of this merge with --scores" in " ".join(error.split())
+
+
+def test_where_the_model_is(
+    tmp_path: Path, mats: Run, save_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it is called from where the page lies; of a page elsewhere, by its last name."""
+    models = [save_model(name, {"w": torch.ones(2, 2)}) for name in ("a", "b")]
+    matsmerge.merge(models, out=tmp_path / "runs" / "merged")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pages").mkdir()
+    for page, place in (
+        ("report.html", "runs/merged"),
+        ("runs/merged/report.html", "."),
+        ("pages/report.html", "merged"),
+    ):
+        assert mats("report", "runs/merged", "--out", page, "--quiet")[0] == 0
+        text = (tmp_path / page).read_text()
+        assert f"matsmerge.load(&quot;{place}&quot;)" in text
+        assert str(tmp_path) not in text
 
 
 def test_from_python(tmp_path: Path, save_model: Callable[..., Path]) -> None:

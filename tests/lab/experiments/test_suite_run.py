@@ -243,21 +243,31 @@ def test_an_ensemble_answers_each_task_with_its_head(place: Path, ran: Path) -> 
             update={"name": task, "data": str(place / "data" / f"{task}.jsonl")}
         )
         data = read_split(file, "test")
-        right = 0
+        right = ""
         for one in data.rows:
             shown = tokenizer(one["text"], return_tensors="pt")
             total = torch.zeros(2)
             for model in models:
                 model.classifier = head
                 total += model.eval()(**shown).logits[0].softmax(0).detach()
-            right += ["no", "yes"][int(total.argmax())] == one["label"]
-        assert row.test.tasks[task] == pytest.approx(right / len(data))
+            right += str(int(["no", "yes"][int(total.argmax())] == one["label"]))
+        assert row.test.right[task] == right
+        assert row.test.tasks[task] == pytest.approx(right.count("1") / len(data))
 
 
 def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
     suite = tiny_suite(methods={"average": METHODS["average"]})
     out = place / "processes"
-    results = run_suite(suite, out, base=place / "base", data=place / "data", num_workers=2)
+    seen: list[int] = []
+
+    def look(_: object) -> None:
+        if (out / "results.json").exists():
+            seen.append(len(read_results(out).steps))
+
+    local = {"base": place / "base", "data": place / "data"}
+    results = run_suite(suite, out, **local, num_workers=2, progress=look)
+    assert seen == sorted(seen)
+    assert {1, 2, len(results.steps)} <= set(seen)  # as they come
     rows = {r.method: r for r in results.variants["full"].comparison}
     for row in read_results(ran).variants["full"].comparison:
         if row.seed == 0 and row.method in rows:

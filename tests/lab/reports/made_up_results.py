@@ -1,5 +1,6 @@
 """Results of a suite that nobody ran, with something in every part."""
 
+import itertools
 import math
 import random
 from typing import Any
@@ -36,6 +37,7 @@ MEANS = {
     "mats_kfac": 0.897,
 }
 REFERENCES = ("base", "individual", "joint", "ensemble")
+NUM_EXAMPLES = 200
 INITS = ["average", "task_arithmetic", "ties", "regmean"]
 RANKS = [(4, 0.8, 10**6), (16, 0.88, 3 * 10**6), (64, 0.896, 10**7), (None, 0.897, 10**8)]
 OBJECTIVES = ["identity", "fisher", "gram", "kfac"]
@@ -141,7 +143,9 @@ def make_row(method: str, seed: int, chance: random.Random) -> Row:
         task: min(0.99, MEANS[method] + 0.05 * math.sin(3 * i) + chance.gauss(0, 0.012))
         for i, task in enumerate(TASKS)
     }
-    test = Scores(tasks=scores, errors=dict.fromkeys(TASKS, 0.015))
+    right = {task: make_answers(share, i) for i, (task, share) in enumerate(scores.items())}
+    scores = {task: answers.count("1") / NUM_EXAMPLES for task, answers in right.items()}
+    test = Scores(tasks=scores, errors=dict.fromkeys(TASKS, 0.015), right=right)
     if method in REFERENCES:
         return Row(method=method, seed=seed, test=test)
     recipe = {"models": [{"model": t} for t in TASKS], "base": "tiny/base", "method": method}
@@ -157,11 +161,17 @@ def make_row(method: str, seed: int, chance: random.Random) -> Row:
     )
 
 
+def make_answers(share: float, task: int) -> str:
+    """Right answers to this share of examples, which are hard for all models or for none."""
+    hardness = random.Random(task)
+    return "".join("01"[hardness.random() < share] for _ in range(NUM_EXAMPLES))
+
+
 def make_merge(method: str, recipe: dict[str, Any]) -> dict[str, Any]:
     """A merge.json, with convergence if the method solves."""
     parameters: dict[str, Any] = {"norm.weight": {"shape": [8], "otherwise": "mats" in method}}
-    for i in range(12):
-        name = f"encoder.layer.{i}.dense.weight"
+    for i, module in itertools.product(range(12), ("query", "dense")):
+        name = f"encoder.layer.{i}.{module}.weight"
         parameters[name] = {"shape": [8, 8]}
         if "mats" in method:
             rate = 0.5 + 0.03 * i

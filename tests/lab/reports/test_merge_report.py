@@ -72,11 +72,19 @@ def test_a_merge_alone(tmp_path: Path) -> None:
         "(iterations 20)."
     )
     assert [s.title for s in report.shown] == [
-        "What was merged", "Convergence of layers", "Left to otherwise", "Recipe", "Provenance",
+        "What was merged", "Convergence of layers", "Recipe", "Provenance", "Parameters that were not solved",
     ]  # fmt: skip
-    left = tables(report, "Left to otherwise")[0]
-    assert left.title == "mats: 1 tensor of 13, 1.0% of all parameters, averaged"
-    assert left.rows == [["norm.weight", "1", "8", "1.03%"]]
+    left = tables(report, "Parameters that were not solved")[0]
+    assert left.title == "mats: 1 tensor of 25, 0.5% of all parameters, averaged"
+    assert left.rows == [["norm.weight", "1", "8", "0.52%"]]
+    (said,) = report.verdicts
+    assert said.headline == "2 models merged by mats"
+    assert said.evidence.startswith(
+        "25 tensors, of which 24 by solving a linear system. Not scored"
+    )
+    assert said.code is not None
+    assert 'matsmerge.load("merged")' in said.code.text
+    assert "<h1>2 models merged by mats</h1>" in to_page(report)
 
 
 def test_what_is_published_has_no_local_paths(tmp_path: Path) -> None:
@@ -96,13 +104,11 @@ def test_scores_of_the_merge_and_others(tmp_path: Path) -> None:
     table = tables(report, "Scores")[0]
     assert [row[0] for row in table.rows] == ["mine", "ties", "average", "individual"]
     assert table.marked == {0}
-    shown = {k.label: k.value for k in report.key_figures}
-    assert shown == {
-        "this merge": "80.0 ± 1.4",
-        "individual models": "90.0",
-        "plain averaging": "60.0",
-        "gap closed": "67%",
-    }
+    (said,) = report.verdicts
+    assert said.headline.startswith("mine: 80.0, 10.0 points worse than two models at half")
+    assert "−10.0 against each task's own model (95\u00a0% interval" in said.evidence
+    assert "It closes 67\u00a0% of the gap" in said.evidence
+    assert "The next is ties with 65.0." in said.evidence
     other = write_scores(tmp_path / "other", merged, {"mine": [0.5]}, ["z"], TASK)
     assert tables(merge_report(merged, [scores, other]), "Scores")[0].heads[-1] == "z"
 
@@ -121,7 +127,11 @@ def test_of_losses_the_lowest_is_best(tmp_path: Path) -> None:
     scores = write_scores(tmp_path / "scores", merged, rows, ["x", "y"], LOSS)
     report = merge_report(merged, [scores])
     assert tables(report, "Scores")[0].rows[0][0] == "mine"
-    assert {k.label: k.value for k in report.key_figures}["gap closed"] == "71%"
+    (said,) = report.verdicts
+    assert "It closes 71\u00a0% of the gap" in said.evidence
+    assert said.headline.startswith("mine: 8.500, 2.000 worse than two models")
+    assert said.figure is not None
+    assert said.figure.chart.y.names == ["mine", "average", "individual"]
     assert "percent" not in to_markdown(report)
 
 

@@ -1,224 +1,165 @@
-"""The page in a real browser: charts, choices, files that are saved, themes, a phone."""
+"""The page in a real browser: both themes, a phone, the keyboard, what is chosen and saved."""
 
-import json
-import shutil
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from browsers import Browser, started_browser, wait_for
 from made_up_results import make_results
 
+from matsmerge.lab.experiments.suite_results import SuiteResults
 from matsmerge.lab.reports.page import to_page
 from matsmerge.lab.reports.suite_report import suite_report
 
-BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-if not (BROWSER and DRIVER):
-    pytest.skip(
-        "needs a browser: install chromium and its driver (Debian: chromium, chromium-driver)",
-        allow_module_level=True,
-    )
-webdriver = pytest.importorskip("selenium.webdriver")
-
-FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-]
-CONVERGENCE = "document.querySelector('.convergence .plot')"
-LINES = f"return {CONVERGENCE}.querySelectorAll('.scatterlayer .trace').length"
+OPEN_ALL = "document.querySelectorAll('details').forEach((one) => { one.open = true; })"
+HEADINGS = "return [...document.querySelectorAll('h1, h2, h3')].map((one) => +one.tagName[1])"
 
 
-class Page:
-    """The page of a suite with everything in it, opened once: opening takes longest."""
+class Pages:
+    """Reports as files, and the browser that shows them."""
 
-    def __init__(self, driver: Any, path: Path, downloads: Path) -> None:
-        self.driver = driver
-        self.path = path
-        self.downloads = downloads
+    def __init__(self, browser: Browser, folder: Path) -> None:
+        self.browser = browser
+        self.folder = folder
 
-    def look(self, *, width: int = 1200, theme: str = "light") -> None:
-        """As on a screen of this width, on a system with this theme."""
-        self.command(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=900,
-            deviceScaleFactor=1,
-            mobile=width < 600,
-        )
-        scheme = {"name": "prefers-color-scheme", "value": theme}
-        self.command("Emulation.setEmulatedMedia", features=[scheme])
-
-    def scroll_through(self) -> None:
-        """Past every figure, each of which is drawn then."""
-        for i in range(self.run("return document.querySelectorAll('[data-figure]').length")):
-            self.run(
-                f"document.querySelector('[data-figure=\"{i}\"]').scrollIntoView({{behavior: 'instant'}})"
-            )
-            drawn = f"return !!document.querySelector('[data-figure=\"{i}\"] .main-svg')"
-            wait_for(partial(self.run, drawn))
-
-    def command(self, name: str, **arguments: Any) -> Any:
-        return self.driver.execute_cdp_cmd(name, arguments)
-
-    def run(self, script: str) -> Any:
-        return self.driver.execute_script(script)
-
-    def click(self, selector: str) -> None:
-        self.run(f"document.querySelector({json.dumps(selector)}).click()")
-
-    def choose(self, selector: str, change: str, event: str) -> None:
-        """Set something of a control as a user would."""
-        self.run(
-            f"const one = document.querySelector('{selector}'); one.{change};"
-            f"one.dispatchEvent(new Event('{event}', {{bubbles: true}}));"
-        )
-
-    def downloaded(self, name: str) -> bytes:
-        found = wait_for(lambda: next((p for p in self.downloads.glob(name)), None))
-        assert isinstance(found, Path)
-        return found.read_bytes()
+    def show(self, name: str = "everything", *, width: int = 1400, theme: str = "light") -> Browser:
+        self.browser.look(width, theme)
+        self.browser.requests()
+        self.browser.open((self.folder / f"{name}.html").as_uri())
+        return self.browser
 
 
-def wait_for(look: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 120  # only so that a page that never comes ends
-    while not (found := look()):
-        assert time.monotonic() < until, "nothing came"
-        time.sleep(0.05)
-    return found
+def suites() -> dict[str, SuiteResults]:
+    return {
+        "everything": make_results(seeds=2),
+        "variants": make_results(seeds=1, variants=("full", "ia3"), paper=False),
+        "unfinished": make_results(variants=(), missing=["train wsc, seed 2"]),
+    }
 
 
 @pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    folder = tmp_path_factory.mktemp("page")
-    path = folder / "report.html"
-    path.write_text(to_page(suite_report(make_results(seeds=2))), encoding="utf-8")
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in [*FLAGS, f"--user-data-dir={folder / 'profile'}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=DRIVER)
-    driver = webdriver.Chrome(options=options, service=service)
-    try:
-        made = Page(driver, path, folder / "downloads")
-        made.command(
-            "Browser.setDownloadBehavior", behavior="allow", downloadPath=str(made.downloads)
-        )
-        made.look()
-        driver.get("about:blank")
-        driver.get_log("performance")  # what the browser did by itself
-        driver.get(path.as_uri())
-        made.scroll_through()
-        yield made
-    finally:
-        driver.quit()
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pages]:
+    folder = tmp_path_factory.mktemp("pages")
+    for name, results in suites().items():
+        (folder / f"{name}.html").write_text(to_page(suite_report(results)), encoding="utf-8")
+    with started_browser(folder) as browser:
+        yield Pages(browser, folder)
 
 
-def test_it_loads_alone_and_draws_everything(page: Page) -> None:
-    assert page.driver.get_log("browser") == []
-    events = [json.loads(e["message"])["message"] for e in page.driver.get_log("performance")]
-    requests = [e["params"] for e in events if e["method"] == "Network.requestWillBeSent"]
-    asked = {request["request"]["url"] for request in requests}
-    # Another test may have downloaded figures, which are blobs of the page itself.
-    asked = {url for url in asked if not url.startswith(("data:", "blob:"))}
-    assert asked == {page.path.as_uri()}
-    empty = page.run(
-        "return [...document.querySelectorAll('.plot')].filter((plot) => "
-        "!plot.querySelector('.trace path, .hm image, .contourlevel path'))"
-        ".map((plot) => plot.ariaLabel)"
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1400])
+@pytest.mark.parametrize("name", suites())
+def test_it_loads_alone_fits_and_can_be_read(
+    pages: Pages, name: str, width: int, theme: str
+) -> None:
+    path = pages.folder / f"{name}.html"
+    assert path.stat().st_size < 400_000
+    page = pages.show(name, width=width, theme=theme)
+    page.run(OPEN_ALL)
+    page.check_page(width)
+    assert page.requests() == {path.as_uri()}
+    assert page.faint_texts() == []
+    assert page.run("return document.documentElement.dataset.theme") == theme
+    # Either the wide or the narrow drawing of each figure, and none that is wider than its frame.
+    shown = (
+        "return [...document.querySelectorAll('figure')].map((figure) => "
+        "[...figure.querySelectorAll('svg')].filter((one) => one.checkVisibility()"
+        " && one.getBoundingClientRect().right <= innerWidth).length)"
     )
-    assert empty == []
-    assert page.run("return document.querySelectorAll('.plot .main-svg').length") >= 9
+    assert set(page.run(shown)) <= {1}
 
 
-def test_layers_are_chosen(page: Page) -> None:
-    page.click("[data-quick=worst]")
-    assert page.run(LINES) == 5
-    page.click("[data-quick=all]")
-    assert page.run(LINES) == 12
-    page.click("[data-quick=none]")
-    assert page.run(LINES) == 0
-    page.click(".choices input[value='3']")
-    names = page.run(f"return {CONVERGENCE}.data.map((trace) => trace.name)")
-    assert names == ["encoder.layer.3.dense.weight"]
-    page.choose("[data-filter]", "value = 'layer.1'", "input")
-    page.click("[data-quick=all]")
-    assert page.run(LINES) == 3  # layers 1, 10 and 11
-    page.choose("[data-filter]", "value = ''", "input")
+def test_contrast_is_really_measured(pages: Pages) -> None:
+    page = pages.show()
+    page.run("document.querySelector('h1').style.color = '#cccccc'")
+    page.run("document.querySelector('figure svg text').setAttribute('fill', '#dddddd')")
+    assert len(page.faint_texts()) == 2
 
 
-def test_quantities_axes_and_merges_are_chosen(page: Page) -> None:
-    page.click("[data-quick=worst]")
-    page.click("input[value=residual]")
-    assert page.run(f"return {CONVERGENCE}.data[0].y[0]") == pytest.approx(0.1)
-    page.click("input[value=objective]")
-    assert page.run(f"return {CONVERGENCE}.data[0].y[0]") == 1
-    types = f"const {{xaxis, yaxis}} = {CONVERGENCE}.layout; return [xaxis.type, yaxis.type]"
-    assert page.run(types) == ["linear", "log"]
-    page.click(".convergence [data-log=x]")
-    page.click(".convergence [data-log=y]")
-    assert page.run(types) == ["log", "linear"]
-    page.click("[data-quick=none]")
-    page.choose("[data-merge]", "selectedIndex = 1", "change")
-    assert page.run(LINES) == 5
+@pytest.mark.parametrize("name", suites())
+def test_a_reader_who_does_not_see_finds_everything(pages: Pages, name: str) -> None:
+    page = pages.show(name)
+    levels = page.run(HEADINGS)
+    assert levels.count(1) == 1
+    assert levels[0] == 1
+    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))  # none is left out
+    for landmark in ("header", "main", "nav[aria-label]", "footer"):
+        assert page.run(f"return document.querySelectorAll('{landmark}').length") == 1
+    unnamed = (
+        "return [...document.querySelectorAll('figure svg')].filter((one) => "
+        "one.getAttribute('role') !== 'img' || one.ariaLabel.length < 20).length"
+        " + [...document.querySelectorAll('tbody tr > :first-child')].filter((one) => "
+        "one.scope !== 'row').length"
+        " + [...document.querySelectorAll('section')].filter((one) => "
+        "!document.getElementById(one.getAttribute('aria-labelledby'))).length"
+    )
+    assert page.run(unnamed) == 0
 
 
-def test_a_legend_hides_and_shows(page: Page) -> None:
-    traces = "return document.querySelector('[data-figure=\"0\"] .plot').data.length"
-    before = page.run(traces)
-    page.click("[data-figure='0'] .legend button")
-    assert page.run(traces) == before - 1
-    page.click("[data-figure='0'] .legend button")
-    assert page.run(traces) == before
+def test_the_keyboard_reaches_everything(pages: Pages) -> None:
+    page = pages.show()
+    page.run(
+        "window.seen = new Set();"
+        "document.addEventListener('focusin', ({target}) => window.seen.add(target.tagName));"
+        "document.querySelector('.skip').focus();"
+    )
+    for _ in range(60):
+        page.command("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab",
+                     windowsVirtualKeyCode=9)  # fmt: skip
+        if page.run("return document.activeElement.matches('[data-choose]')"):
+            break
+    assert {"A", "BUTTON", "DIV", "SUMMARY", "SELECT", "INPUT"} <= set(
+        page.run("return [...window.seen]")
+    )
+    assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_figures_are_saved(page: Page) -> None:
-    for kind in ("png", "svg", "csv"):
-        page.click(f"[data-name='Merges compared'] [data-export={kind}]")
-    assert page.downloaded("merges-compared.png").startswith(b"\x89PNG")
+def test_the_winner_is_seen_first_and_another_can_be_chosen(pages: Pages) -> None:
+    page = pages.show()
+    seen = (
+        "return [...document.querySelectorAll('[data-choice]')].filter((one) => "
+        "one.checkVisibility()).map((one) => one.querySelector('caption').textContent)"
+    )
+    assert page.run(seen) == ["mats_kfac"]
+    page.run(
+        "const one = document.querySelector('[data-choose]'); one.selectedIndex = 1;"
+        "one.dispatchEvent(new Event('change'));"
+    )
+    assert page.run(seen) == ["mats (Gram)"]
+
+
+def test_errors_are_shown_when_asked_for(pages: Pages) -> None:
+    page = pages.show()
+    seen = "return document.querySelector('#scores .error').checkVisibility()"
+    assert page.run(seen) is False
+    page.click("#scores [data-errors]")
+    assert page.run(seen) is True
+    assert page.run("return document.querySelector('#cost .error').checkVisibility()") is True
+
+
+def test_a_figure_is_saved_with_its_colours(pages: Pages) -> None:
+    page = pages.show(theme="dark")
+    page.click("[data-name='Merges compared'] [data-save]")
     svg = page.downloaded("merges-compared.svg").decode()
     assert svg.startswith("<svg")
     assert "mats_kfac" in svg
-    lines = page.downloaded("merges-compared.csv").decode().splitlines()
-    assert lines[0] == "series,label,x,y,error"
-    assert lines[1].startswith("the best,mats_kfac,8")
-    page.click("[data-name='Losses in a plane'] [data-export=csv]")
-    rows = page.downloaded("losses-in-a-plane.csv").decode().splitlines()
-    losses = [row.split(",") for row in rows if row.startswith("loss of paws")]
-    assert len(losses) == 21 * 21
-    lowest = min(float(row[rows[0].split(",").index("value")]) for row in losses)
-    assert lowest == pytest.approx(0.2)  # losses, not the roots that are drawn
+    assert "var(" not in svg
+    assert "#1c2024" in svg  # the ground of the dark theme
 
 
-def test_a_recipe_is_copied(page: Page) -> None:
+def test_a_recipe_is_copied(pages: Pages) -> None:
+    page = pages.show()
     page.click("[data-copy]")
     text = "return document.querySelector('[data-copy]').textContent"
     wait_for(lambda: page.run(text) == "Copied")
 
 
-def test_nothing_scrolls_sideways(page: Page) -> None:
-    page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
-    widths = "[...document.querySelectorAll('.main-svg')].map((plot) => plot.clientWidth)"
-    for width in (360, 768, 1200):
-        page.look(width=width)
-        fits = f"return Math.max(...{widths}) < {width}"
-        wait_for(partial(page.run, fits))  # they follow a little later
-        assert page.run("return document.documentElement.scrollWidth") <= width
-
-
-def test_themes_differ_and_switch(page: Page) -> None:
+def test_themes_differ_switch_and_are_remembered(pages: Pages) -> None:
+    page = pages.show()
     colours = (
         "return [getComputedStyle(document.body).backgroundColor,"
-        "document.querySelector('.plot .xtick text').style.fill]"
+        "getComputedStyle(document.querySelector('figure svg text')).fill]"
     )
     light = page.run(colours)
     page.look(theme="dark")
@@ -229,23 +170,16 @@ def test_themes_differ_and_switch(page: Page) -> None:
     page.click("#theme")
     assert page.run(colours) == dark
     page.driver.refresh()
-    page.run(
-        "scrollTo(0, 0)"
-    )  # a browser goes back to where it was, which may be below all figures
-    wait_for(partial(page.run, "return !!document.querySelector('.plot .xtick')"))
-    assert page.run(colours) == dark  # it is remembered
-    page.run("chooseTheme('light'); localStorage.clear()")
-    page.scroll_through()
+    assert page.run(colours) == dark
+    page.run("localStorage.clear()")
 
 
-def test_the_keyboard_reaches_everything(page: Page) -> None:
-    page.run(
-        "window.seen = new Set();"
-        "document.addEventListener('focusin', ({target}) => window.seen.add(target.tagName));"
-        "document.querySelector('.skip').focus();"
-    )
-    for _ in range(45):
-        page.command("Input.dispatchKeyEvent", type="keyDown", key="Tab", code="Tab",
-                     windowsVirtualKeyCode=9)  # fmt: skip
-    assert {"A", "BUTTON", "DIV", "SUMMARY"} <= set(page.run("return [...window.seen]"))
-    assert page.run("return getComputedStyle(document.activeElement).outlineStyle") == "solid"
+def test_on_paper_everything_is_there(pages: Pages) -> None:
+    page = pages.show()
+    page.command("Emulation.setEmulatedMedia", media="print")
+    for selector, is_seen in (("nav", False), ("#theme", False), ("figure svg", True)):
+        shown = f"return document.querySelector('{selector}').checkVisibility()"
+        assert page.run(shown) is is_seen
+    tall = "return [...document.querySelectorAll('.scroll')].some((one) => one.scrollHeight > one.clientHeight + 1)"
+    assert page.run(tall) is False
+    page.command("Emulation.setEmulatedMedia", media="")

@@ -3,6 +3,7 @@
 import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_COUNTED
 from matsmerge.optional_import import import_optional
 from matsmerge.problems import noted
+from matsmerge.progress import Progress
 
 if TYPE_CHECKING:
     from matsmerge.lab.experiments.score_tables import Table
@@ -28,7 +30,7 @@ experiment = typer.Typer(
 )
 
 REPORT = "report.html"
-_NEEDED = ("transformers", "accelerate", "plotly")  # plotly: for the report at the end
+_NEEDED = ("transformers", "accelerate")
 
 
 class Running(Execution, Logged):
@@ -36,6 +38,8 @@ class Running(Execution, Logged):
 
     workers: int | None = option(ge=1, le=MOST_COUNTED)
     """Steps at once. Default: as many as there are cores."""
+    watch: bool = False
+    """Show what is found so far as a page on this machine, which follows the run."""
 
     @property
     def given(self) -> dict[str, Any]:
@@ -99,7 +103,7 @@ def run(asked: Restriction, running: Running, screen: Screen) -> None:
         paper_column(column)  # that it is one is said before anything is done
     folder = asked.out or Path("runs") / found.name
     work = partial(run_suite, found, folder, base=asked.base, data=asked.data)
-    _run(partial(work, **running.given), folder, screen)
+    _run(partial(work, **running.given), folder, screen, running.watch)
 
 
 @experiment.command()
@@ -113,7 +117,7 @@ def resume(
     _check_needs()
     from matsmerge.lab.experiments.suite_run import resume_suite
 
-    _run(partial(resume_suite, folder, **running.given), folder, screen)
+    _run(partial(resume_suite, folder, **running.given), folder, screen, running.watch)
 
 
 @experiment.command()
@@ -150,17 +154,25 @@ def demo(folder: DemoFolder, running: Running, screen: Screen) -> None:
     suite = find_suite("demo")
     screen.say(f"{suite.title}. {suite.about}")
     begin = time.perf_counter()
-    _run(partial(run_suite, suite, folder.out, **running.given), folder.out, screen)
+    work = partial(run_suite, suite, folder.out, **running.given)
+    _run(work, folder.out, screen, running.watch)
     screen.say(f"took {time.perf_counter() - begin:.0f} s")
 
 
-def _run(work: "Callable[..., SuiteResults]", folder: Path, screen: Screen) -> None:
+def _run(
+    work: "Callable[..., SuiteResults]", folder: Path, screen: Screen, is_watched: bool
+) -> None:
     """Do the work; then the table on the screen, the report in the folder."""
     from matsmerge.lab.experiments.score_tables import score_tables, verdicts
-    from matsmerge.lab.reports.report_files import Outputs, write_report
+    from matsmerge.lab.reports.live_page import watched
+    from matsmerge.lab.reports.report_files import Outputs, suite_so_far, write_report
 
-    with screen.bars() as bars:
-        results = work(progress=bars)
+    with screen.bars() as bars, ExitStack() as stack:
+        told: Progress = bars
+        if is_watched:
+            so_far = partial(suite_so_far, folder)
+            told = stack.enter_context(watched(f"Run in {folder.name}", bars, bars.note, so_far))
+        results = work(progress=told)
     write_report(folder, Outputs(page=folder / REPORT), overwrite=True)
     _show(score_tables(results), screen)
     screen.say(*verdicts(results), f"everything is in {folder}")
@@ -168,7 +180,7 @@ def _run(work: "Callable[..., SuiteResults]", folder: Path, screen: Screen) -> N
 
 
 def _check_needs() -> None:
-    """Refuse to begin where a library lacks that some step needs, the report at the end too."""
+    """Refuse to begin where a library lacks that some step needs."""
     problems: list[str] = []
     for module in _NEEDED:
         with noted(problems, DataError):

@@ -1,6 +1,7 @@
 """`mats tune`."""
 
 import shlex
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,6 +9,7 @@ from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import Options, argument, option, takes_options
 from matsmerge.cli.shared_options import BatchSize, Execution, Logged, Resuming, parse_pairs
 from matsmerge.limits import MOST_COMBINATIONS, MOST_COUNTED, NUM_SEEDS
+from matsmerge.progress import Progress
 
 if TYPE_CHECKING:
     from matsmerge.lab.tuning.search import Tuned
@@ -39,6 +41,9 @@ class Tuning(Options):
 
     allow_overlap: bool = False
     """Tune on the data that statistics were collected from."""
+
+    watch: bool = False
+    """Show how far it is as a page on this machine, which follows the search."""
 
 
 class Given(Options):
@@ -95,7 +100,12 @@ def tune(
         allow_overlap=asked.allow_overlap,
         lm_eval=[*described.lm_eval, *(asked.lm_eval or [])],
     )
-    with screen.bars() as bars:
+    with screen.bars() as bars, ExitStack() as stack:
+        told: Progress = bars
+        if asked.watch:
+            from matsmerge.lab.reports.live_page import watched
+
+            told = stack.enter_context(watched(f"Tuning {asked.file}", bars, bars.note))
         found = tune(
             space,
             [*described.tasks, *asked.task],
@@ -105,7 +115,7 @@ def tune(
             of_trials=on_ray,
             **dict(earlier),
             log_to=logged.log_to,
-            progress=bars,
+            progress=told,
         )
     content = {
         "out": str(found.folder),

@@ -7,7 +7,7 @@ deviations. Other scores are computed again for 200 resamples of the examples, t
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +30,8 @@ class Score:
 
     value: float
     error: float
+    # Of each example 1 if it was right, else 0; empty where examples are not right or wrong.
+    right: str = field(default="", compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ def accuracy(decisions: Decisions) -> Score:
     """The share of decisions that are right."""
     is_right = (decisions.targets == decisions.predictions).astype(np.float64)
     right: Floats = np.bincount(decisions.examples, is_right).astype(np.float64)
-    return _ratio(right, np.bincount(decisions.examples).astype(np.float64))
+    counts = np.bincount(decisions.examples).astype(np.float64)
+    score = _ratio(right, counts)
+    return _with_right(score, right) if (counts == 1).all() else score
 
 
 def _ratio(sums: Floats, counts: Floats) -> Score:
@@ -69,6 +73,10 @@ def _ratio(sums: Floats, counts: Floats) -> Score:
     deviations = sums - value * counts
     error = math.sqrt(float((deviations**2).sum()) * num / (num - 1)) / total
     return Score(value, error)
+
+
+def _with_right(score: Score, right: Floats) -> Score:
+    return replace(score, right="".join("1" if one else "0" for one in right))
 
 
 def _resampled(of: Weighted) -> Callable[[Decisions], Score]:
@@ -163,7 +171,8 @@ def _average_precision(decisions: Decisions, number: int) -> Callable[[Floats], 
 def exact_match(texts: Sequence[tuple[str, str]]) -> Score:
     """The share of texts that equal their targets, white space aside."""
     equal = [" ".join(said.split()) == " ".join(target.split()) for said, target in texts]
-    return mean(np.array(equal, np.float64))
+    right = np.array(equal, np.float64)
+    return _with_right(mean(right), right)
 
 
 def mean(values: Floats) -> Score:

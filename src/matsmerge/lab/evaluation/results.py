@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import ConfigDict, Field, model_validator
 
@@ -19,6 +19,7 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 FORMAT_VERSION = 1
+Right = Annotated[str, Field(pattern="^[01]*$")]  # by example, as in `metrics.Score`
 INDIVIDUAL, ENSEMBLE = "individual", "ensemble"  # rows that are no single model
 
 
@@ -59,10 +60,11 @@ class _ScoreContent(Content):
 
     value: float = Field(allow_inf_nan=True)
     standard_error: float | None = Field(default=None, allow_inf_nan=True)
+    right: Right = ""
 
     def to_score(self) -> Score:
         error = self.standard_error
-        return Score(self.value, math.nan if error is None else error)
+        return Score(self.value, math.nan if error is None else error, self.right)
 
 
 class _ModelContent(Content):
@@ -310,8 +312,9 @@ def _show(score: Score | None, how: Reading) -> str:
     return shown if math.isnan(score.error) else f"{shown} ± {factor * score.error:{form}}"
 
 
-def _score_to_json(score: Score | None) -> dict[str, float | None] | None:
+def _score_to_json(score: Score | None) -> dict[str, Any] | None:
     if score is None:
         return None
     error = None if math.isnan(score.error) else score.error
-    return {"value": score.value, "standard_error": error}
+    content = {"value": score.value, "standard_error": error}
+    return content | ({"right": score.right} if score.right else {})

@@ -172,6 +172,7 @@ class Scoring:
         return Scores(
             tasks={task: score.value for task, score in scores.items()},
             errors={task: score.error for task, score in scores.items()},
+            right={task: score.right for task, score in scores.items() if score.right},
         )
 
 
@@ -244,6 +245,7 @@ class Score(Step[Outcome], kind="test"):
             test=Scores(
                 tasks={task: value for found in each for task, value in found.tasks.items()},
                 errors={task: value for found in each for task, value in found.errors.items()},
+                right={task: value for found in each for task, value in found.right.items()},
             )
         )
 

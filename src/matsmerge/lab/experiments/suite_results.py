@@ -11,8 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from matsmerge.engine.merge_file import MergeContent
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import Content, Count, read_json_as
+from matsmerge.lab.evaluation.results import Right
 
-RESULTS = "results.json"
+RESULTS, STEPS = "results.json", "steps"  # in the folder of a run
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 5_000_000  # most are residuals in what is kept of every merge.json
 
@@ -93,6 +94,8 @@ class Scores(_Part):
 
     tasks: dict[str, float] = Field(min_length=1)
     errors: dict[str, float]
+    # Of each example 1 if it was right, else 0, where that is what a task's score is a mean of.
+    right: dict[str, Right] = Field(default_factory=dict)
 
     @property
     def mean(self) -> float:

@@ -4,7 +4,7 @@ import errno
 import json
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
@@ -30,7 +30,7 @@ from matsmerge.lab.experiments.step_processes import StepProcesses
 from matsmerge.lab.experiments.store import Record, Store
 from matsmerge.lab.experiments.suite import Suite, make_suite
 from matsmerge.lab.experiments.suite_plan import Plan
-from matsmerge.lab.experiments.suite_results import RESULTS, StepRecord, SuiteResults
+from matsmerge.lab.experiments.suite_results import RESULTS, STEPS, StepRecord, SuiteResults
 from matsmerge.lab.experiments.suite_setup import local
 from matsmerge.lab.run_logs import RunLog, open_log
 from matsmerge.problems import reworded
@@ -38,7 +38,7 @@ from matsmerge.progress import AnyProgress, Progress, listener
 
 Done = tuple[Any, float]  # what a step found, and how many seconds it took
 
-STEPS, SUITE, LOCAL = "steps", "suite.yaml", "local.yaml"
+SUITE, LOCAL = "suite.yaml", "local.yaml"
 
 
 def run_suite(
@@ -67,7 +67,18 @@ def run_suite(
     check_hub(suite, here)
     places = {name: str(p.absolute()) for name, p in (("base", base), ("data", data)) if p}
     plan, store = Plan(suite, here), Store(folder / STEPS)
+
+    def write_results() -> SuiteResults:
+        found = _results(plan, store)
+        put_text(folder / RESULTS, found.model_dump_json(indent=1))
+        return found
+
     with _room_on_disk(folder), closing(open_log(log_to)) as log:
+
+        def note_step(step: Step[Any], seconds: float) -> None:
+            log.seconds(step.kind, seconds)
+            write_results()
+
         store.folder.mkdir(parents=True, exist_ok=True)
         with held(folder, "run"):
             content = suite.model_dump(mode="json", exclude_unset=True)
@@ -76,10 +87,9 @@ def run_suite(
             put_text(folder / LOCAL, yaml.safe_dump(places))
             try:
                 starter = starter or StepProcesses(num_workers or num_cores())
-                _run(plan.steps, store, starter, listener(progress), log)
+                _run(plan.steps, store, starter, listener(progress), note_step)
             finally:
-                results = _results(plan, store)
-                put_text(folder / RESULTS, results.model_dump_json(indent=1))
+                results = write_results()
         _log_results(results, log)
     return results
 
@@ -150,9 +160,16 @@ def _check_folder(folder: Path) -> None:
 
 
 def _run(
-    steps: list[Step[Any]], store: Store, starter: Starter, progress: Progress, log: RunLog
+    steps: list[Step[Any]],
+    store: Store,
+    starter: Starter,
+    progress: Progress,
+    each: Callable[[Step[Any], float], None],
 ) -> None:
-    """Run each step as soon as the steps it needs are done, in their order otherwise."""
+    """Run each step as soon as the steps it needs are done, in their order otherwise.
+
+    After each of them `each` is called with it and its seconds.
+    """
     done = {step.key for step in steps if store.load(step) is not None}
     for note in store.notes:
         progress.note(f"note: {note}")
@@ -182,7 +199,7 @@ def _run(
                 found, seconds = _outcome(future, step)
                 store.put(step, found, seconds)
                 done.add(step.key)
-                log.seconds(step.kind, seconds)
+                each(step, seconds)
                 progress.note(f"{step.name}: {seconds:.1f} s")
                 progress.advance(1, _names(running.values()))
 

@@ -4,9 +4,11 @@ All text is plain; pages and Markdown escape it.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from matsmerge.lab.reports.chart import Chart
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,8 @@ class Cell:
     error: str = ""  # shown smaller, after ±
     best: bool = False
     papers: bool = False  # not ours
+    shade: float | None = None  # its colour, from -1 (worse) over 0 (none) to 1 (better)
+    title: str = ""  # said on the mouse
 
     def __str__(self) -> str:
         return f"{self.text} ± {self.error}" if self.error else self.text
@@ -35,6 +39,9 @@ class Table:
     marked: frozenset[int] = frozenset()
     folded: bool = False
     in_markdown: bool = True  # a long one is only on the page
+    shades: Sequence[str] = ()  # what the palest and the strongest colours mean, in their order
+    has_errors: bool = False  # cells have errors, which the reader may show
+    is_map: bool = False  # small coloured cells, side by side
 
     @classmethod
     def of_columns(cls, columns: Sequence[Column], title: str = "", **more: Any) -> "Table":
@@ -51,25 +58,21 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """A plotly figure, a sentence on what is seen, and the table behind it."""
+    """A chart, a sentence on what is seen, and the table behind it, if it is not shown anyway."""
 
     title: str
     caption: str
-    plot: Any  # a plotly.graph_objects.Figure with the template of figure_style
-    table: Table
-    log_x: bool = False  # with a switch for the x axis
+    chart: Chart
+    table: Table | None = None
     half: bool = False  # of the page's width, where it is wide
 
 
 @dataclass(frozen=True)
-class Convergence:
-    """Residuals and objectives of merges' layers, to choose from.
+class Choice:
+    """Tables of which one is seen at a time; the first, unless another is chosen."""
 
-    A merge is `{name, layers: [{name, x, residual, objective}]}`.
-    """
-
+    label: str  # of what is chosen
     caption: str
-    merges: Sequence[Mapping[str, Any]]
     tables: Sequence[Table]
 
 
@@ -101,18 +104,21 @@ class Code:
     title: str
     text: str
     folded: bool = False
+    language: str = "yaml"
 
 
-Block = Paragraph | Heading | Items | Table | Figure | Convergence | Code
+Block = Paragraph | Heading | Items | Table | Figure | Choice | Code
 
 
 @dataclass(frozen=True)
-class KeyFigure:
-    """A number that matters, what it is, and what to compare it with."""
+class Verdict:
+    """What to do, in one sentence; what says so; and one chart."""
 
-    label: str
-    value: str
-    note: str = ""
+    headline: str
+    evidence: str
+    figure: Figure | None = None
+    code: Code | None = None  # how to load the model
+    name: str = ""  # of the variant, where there are several
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class Report:
     title: str
     about: str
     sections: Sequence[Section]
-    key_figures: Sequence[KeyFigure] = ()
+    verdicts: Sequence[Verdict] = ()
     warnings: Sequence[Items] = ()  # what a reader must know before reading on
     made_by: str = ""
     kind: str = "Merge report"
@@ -142,14 +148,3 @@ class Report:
     @property
     def shown(self) -> list[Section]:
         return [section for section in self.sections if section.blocks]
-
-    def plots(self, title: str) -> dict[str, Any]:
-        """All figures of this title, by the heading above each, such as the name of a variant."""
-        found, heading = {}, ""
-        for section in self.sections:
-            for block in section.blocks:
-                if isinstance(block, Heading):
-                    heading = block.text
-                elif isinstance(block, Figure) and block.title == title:
-                    found[heading] = block.plot
-        return found

@@ -11,17 +11,17 @@ Rows = Sequence[Sequence[doc.Cell | str]]
 def to_markdown(report: doc.Report) -> str:
     """Everything but pictures and long lists."""
     parts = [f"# {escape(report.title)}", escape(report.about), *map(_items, report.warnings)]
-    parts.append(
-        "\n".join(
-            f"- {escape(k.label)}: **{escape(k.value)}**"
-            + (f" ({escape(k.note)})" if k.note else "")
-            for k in report.key_figures
-        )
-    )
+    parts += [part for verdict in report.verdicts for part in _verdict(verdict)]
     for section in report.shown:
         parts += _section(section)
     parts.append(f"Made by {escape(report.made_by)}." if report.made_by else "")
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _verdict(verdict: doc.Verdict) -> list[str]:
+    name = f"{escape(verdict.name)}: " if verdict.name else ""
+    code = _block(verdict.code, []) if verdict.code else ""
+    return [f"**{name}{escape(verdict.headline)}.** {escape(verdict.evidence)}", code]
 
 
 def _section(section: doc.Section) -> list[str]:
@@ -48,14 +48,14 @@ def _block(block: doc.Block, shown: list[Rows]) -> str:
         case doc.Table():
             return _table(block) if block.in_markdown else ""
         case doc.Figure():
-            if not block.table.in_markdown or block.table.rows in shown:
+            if not block.table or not block.table.in_markdown or block.table.rows in shown:
                 return ""
             shown.append(block.table.rows)
             return f"{escape(block.caption)}\n\n{_table(block.table)}"
-        case doc.Convergence():
+        case doc.Choice():
             return escape(block.caption)
         case doc.Code():
-            code = f"{escape(block.title)}:\n\n{fenced(block.text, 'yaml')}"
+            code = f"{escape(block.title)}:\n\n{fenced(block.text, block.language)}"
             return "" if block.folded else code
     return ""
 

@@ -1,6 +1,7 @@
 """The report of one merge: its folder, scores if there are any, and what was tried."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL, Reading, Resu
 from matsmerge.lab.evaluation.results_folder import RESULTS, read_results
 from matsmerge.lab.experiments.suite_results import REFERENCES
 from matsmerge.lab.reports import document as doc
+from matsmerge.lab.reports.headline import loading, verdict
 from matsmerge.lab.reports.numbers import NOTHING, count
-from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable, key_figures
+from matsmerge.lab.reports.paired_interval import TaskScore
+from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable
 from matsmerge.lab.reports.sections import merge_details
-from matsmerge.lab.reports.sections.score_dots import score_blocks
+from matsmerge.lab.reports.sections.score_table import score_blocks
 from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.sections.tuning_trials import tuning_trials
 from matsmerge.lab.tuning.trials import read_tuning_report
@@ -25,9 +28,15 @@ MERGE, TUNING, MODEL = "merge.json", "tuning.json", "model"
 
 
 def merge_report(
-    folder: Path, scores: Sequence[Path] = (), subspaces: Mapping[str, Any] | str | None = None
+    folder: Path,
+    scores: Sequence[Path] = (),
+    subspaces: Mapping[str, Any] | str | None = None,
+    beside: str = "",
 ) -> doc.Report:
-    """Of a merged model's folder, or of a tuned one's; `subspaces`, or why there are none."""
+    """Of a merged model's folder, or of a tuned one's; `subspaces`, or why there are none.
+
+    `beside` is how the folder is called where the report is read.
+    """
     content = read_merge_file(folder / MERGE)
     tuning = read_tuning_report(folder / TUNING) if (folder / TUNING).exists() else {}
     table = _score_table(_read_scores(scores), folder, content) if scores else None
@@ -36,24 +45,25 @@ def merge_report(
     name = method.partition(" (")[0]
     models = [_model_name(entry) for entry in recipe["models"]]
     base = f" from {merge_details.short_source(recipe['base'])}" if recipe.get("base") else ""
+    title = f"{count(len(models), 'model')} merged by {name}"
     # What a report has is made by a function in a file of `sections/`, or here.
     sections: dict[str, list[doc.Block]] = {
+        "Scores": score_blocks(table) if table else [],
         "What was merged": _what_was_merged(content),
-        "Scores": score_blocks(table, f"Test scores: {table.unit}") if table else [],
         "What was tried": tuning_trials(tuning),
         "Convergence of layers": merge_details.convergence({name: content}),
         "Subspaces": [doc.Paragraph(subspaces)]
         if isinstance(subspaces, str)
         else overlap_blocks(subspaces),
-        "Left to otherwise": merge_details.otherwise({name: content}),
         "Recipe": [merge_details.recipe_code("recipe.yaml", recipe)],
         "Provenance": _provenance(content, tuning),
+        "Parameters that were not solved": merge_details.otherwise({name: content}),
     }
     return doc.Report(
-        f"{count(len(models), 'model')} merged by {name}",
+        title,
         f"{', '.join(models)}: each fine-tuned{base}, now one model, merged by {method}.",
         [doc.Section(title, blocks) for title, blocks in sections.items()],
-        _key_figures(table, content),
+        [_verdict(title, table, content, folder, beside)],
         made_by=f"matsmerge {content.get('versions', {}).get('matsmerge', '')}".strip(),
     )
 
@@ -92,9 +102,11 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
     rows = []
     for name in results.scores:
         known = results.models.get(name, {}).get("fingerprint")
-        scores = {task: shown(results.score(name, task), r) for task, r in readings.items()}
+        given = {task: results.score(name, task) for task in readings}
+        scores = {task: shown(given[task], reading) for task, reading in readings.items()}
         tasks = {task: score for task, score in scores.items() if score}
         several = len(results.tasks) > 1
+        scored = {0: {t: TaskScore(s.value, s.error, s.right) for t, s in given.items() if s}}
         rows.append(
             ScoreRow(
                 name,
@@ -102,15 +114,18 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
                 shown(results.average(name), how) if several else next(iter(tasks.values()), None),
                 is_reference=name in REFERENCES or (known is not None and known in used),
                 is_this=known is not None and known == own,
+                scored=scored,
             )
         )
     return ScoreTable(
         list(results.tasks),
         rows,
-        f"{unit}, percent" if how.in_percent else unit,
+        f"{unit} in percent" if how.in_percent else unit,
         "over examples",
+        INDIVIDUAL,
         how.higher_is_better,
         1 if how.in_percent else 3,
+        100.0 if how.in_percent else 1.0,
     )
 
 
@@ -121,18 +136,23 @@ def _fingerprint(folder: Path) -> str | None:
         return None
 
 
-def _key_figures(table: ScoreTable | None, merge: Mapping[str, Any]) -> list[doc.KeyFigure]:
-    if table and (found := key_figures(table, "average", INDIVIDUAL)):
-        return found
-    parameters = merge["parameters"]
-    solved = sum("solved" in p for p in parameters.values())
-    left = sum(bool(p.get("otherwise")) for p in parameters.values())
-    return [
-        doc.KeyFigure("models", str(len(merge["recipe"]["models"]))),
-        doc.KeyFigure("tensors", f"{len(parameters):,}"),
-        *([doc.KeyFigure("layers solved", f"{solved:,}")] if solved else []),
-        *([doc.KeyFigure("left to otherwise", f"{left:,}", "tensors")] if left else []),
-    ]
+def _verdict(
+    title: str, table: ScoreTable | None, merge: Mapping[str, Any], folder: Path, beside: str
+) -> doc.Verdict:
+    """What the scores say; without scores, what was done."""
+    num_models = len(merge["recipe"]["models"])
+    smaller = "lora" not in merge  # an adapter is small beside the base that all share
+    found = verdict(table, num_models, "average", smaller=smaller) if table else None
+    if found is None:
+        parameters = merge["parameters"]
+        solved = sum("solved" in p for p in parameters.values())
+        said = f"{count(len(parameters), 'tensor')}"
+        said += f", of which {solved:,} by solving a linear system" if solved else ""
+        found = doc.Verdict(
+            title, f"{said}. Not scored yet: `mats evaluate` does that, and --scores adds it here."
+        )
+    name = f"{beside or folder.name}{f'/{MODEL}' if (folder / MODEL).is_dir() else ''}"
+    return replace(found, code=loading(name, list(merge.get("heads") or {})))
 
 
 def _what_was_merged(content: Mapping[str, Any]) -> list[doc.Block]:

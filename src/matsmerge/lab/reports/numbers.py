@@ -20,8 +20,7 @@ def percent(share: float | None) -> str:
 
 def signed(share: float) -> str:
     """A difference of shares, in points."""
-    points = round(100 * share, 1) + 0.0  # no minus before zero
-    return f"{points:+.1f}".replace("-", "−")
+    return points(100 * share)
 
 
 def power(value: float | None) -> str:
@@ -32,6 +31,20 @@ def power(value: float | None) -> str:
         return "0"
     digits, exponent = f"{value:.1e}".split("e")
     return f"{digits}×10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+
+
+def exponent_text(value: float) -> str:
+    """A number of an axis: 500, 0.01, 10⁵, 2×10⁻⁶."""
+    if 1e-3 <= value < 1e5:
+        return f"{value:,.10g}"
+    digits, exponent = f"{value:.0e}".split("e")
+    factor = "" if digits == "1" else f"{digits}×"
+    return f"{factor}10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+
+
+def points(value: float, digits: int = 1) -> str:
+    """A difference with its sign, and no minus before zero."""
+    return f"{round(value, digits) + 0.0:+.{digits}f}".replace("-", "−")
 
 
 def seconds(value: float | None) -> str:

@@ -1,42 +1,44 @@
 """A report as one page that needs nothing else: no network, no other file.
 
 The page is `page.html` with its parts filled in. Its security policy forbids it to fetch anything,
-whatever the report says; figures are drawn into the page and saved from it.
+whatever the report says. Figures are drawn here, once for wide screens and once for narrow ones.
 """
 
-import json
+import re
 from dataclasses import replace
 from html import escape
 from importlib import resources
 from string import Template
-from typing import Any
 
 from matsmerge.lab.reports import document as doc
-from matsmerge.lab.reports.figure_style import COLOURS, FONT, SERIES, TEMPLATE
-from matsmerge.optional_import import import_optional
+from matsmerge.lab.reports.chart_drawing import draw_chart
+from matsmerge.lab.reports.palette import variables
+
+_LONG = 13  # letters that fit beside numbers on a phone
+_WIDE, _HALF, _NARROW = 860, 430, 330  # pixels
 
 
-def to_page(report: doc.Report) -> str:
-    """The whole page."""
-    figures: list[dict[str, Any]] = []
-    sections = "\n".join(_section(section, figures) for section in report.shown)
+def to_page(report: doc.Report, refresh: int = 0) -> str:
+    """The whole page; one that is read while it changes loads itself anew every few seconds."""
+    first, *others = report.verdicts or [None]
+    is_one = first is not None and not others
+    headline = first.headline if first and is_one else report.title
     links = "".join(f'<li><a href="#{s.slug}">{escape(s.title)}</a></li>' for s in report.shown)
-    key_figures = "".join(map(_key_figure, report.key_figures))
     made_by = f"<footer>Made by {escape(report.made_by)}.</footer>" if report.made_by else ""
-    return _filled(
-        "page.html",
+    again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""
+    return Template(_shipped("page.html")).substitute(
         title=escape(report.title),
-        kind=escape(report.kind),
+        refresh=again,
+        kind=escape(report.kind if headline == report.title else f"{report.title} · {report.kind}"),
+        headline=escape(headline),
         about=escape(report.about),
         warnings="".join(map(_warning, report.warnings)),
-        key_figures=f'<dl class="strip">{key_figures}</dl>' if key_figures else "",
+        verdicts="".join(_verdict(one, is_one) for one in report.verdicts),
         links=links,
-        sections=sections,
+        sections="\n".join(map(_section, report.shown)),
         made_by=made_by,
-        figures=_figures_data(figures),
-        style=_variables() + _shipped("page.css"),
+        style=variables() + _shipped("page.css"),
         theme_script=_shipped("theme.js"),
-        plotly_script=import_optional("plotly.offline").get_plotlyjs(),
         page_script=_shipped("page.js"),
     )
 
@@ -45,40 +47,25 @@ def _shipped(name: str) -> str:
     return resources.files("matsmerge.lab.reports").joinpath(name).read_text("utf-8")
 
 
-def _filled(name: str, **parts: object) -> str:
-    return Template(_shipped(name)).substitute(parts)
+def _verdict(verdict: doc.Verdict, is_one: bool) -> str:
+    """The first thing that is seen; of one alone the headline is that of the page."""
+    name = f"{verdict.name}: " if verdict.name else ""
+    head = "" if is_one else f"<h2>{escape(name + verdict.headline)}</h2>"
+    figure = _figure(verdict.figure) if verdict.figure else ""
+    code = _block(verdict.code) if verdict.code else ""
+    return f'<div class="verdict">{head}<p>{escape(verdict.evidence)}</p>{figure}{code}</div>'
 
 
-def _figures_data(figures: list[dict[str, Any]]) -> str:
-    """The figures and their colours, as the page's script reads them."""
-    drawing = {
-        "figures": figures,
-        "template": TEMPLATE,
-        "dark": dict(COLOURS.values()),
-        "series": SERIES,
-    }
-    encoder = import_optional("plotly.utils").PlotlyJSONEncoder  # what is no number becomes null
-    data = json.dumps(drawing, cls=encoder, separators=(",", ":"))
-    return data.replace("<", "\\u003c")  # so that it cannot end the script it stands in
-
-
-def _variables() -> str:
-    """Colours of both themes and the font, for the style sheet."""
-    light, dark = (
-        "".join(f"--{name}: {both[i]}; " for name, both in COLOURS.items()) for i in (0, 1)
-    )
-    return f':root {{ --font: {FONT}; {light}}} :root[data-theme="dark"] {{ {dark}}}\n'
-
-
-def _section(section: doc.Section, figures: list[dict[str, Any]]) -> str:
-    blocks = "".join(_block(block, figures) for block in section.blocks)
+def _section(section: doc.Section) -> str:
+    blocks = "".join(map(_block, section.blocks))
     return (
-        f'<section id="{section.slug}"><h2>{escape(section.title)}</h2>'
+        f'<section id="{section.slug}" aria-labelledby="{section.slug}-title">'
+        f'<h2 id="{section.slug}-title">{escape(section.title)}</h2>'
         f'<div class="blocks">{blocks}</div></section>'
     )
 
 
-def _block(block: doc.Block, figures: list[dict[str, Any]]) -> str:
+def _block(block: doc.Block) -> str:
     match block:
         case doc.Heading():
             return f"<h3>{escape(block.text)}</h3>"
@@ -94,9 +81,9 @@ def _block(block: doc.Block, figures: list[dict[str, Any]]) -> str:
             button = '<button type="button" data-copy>Copy</button>'
             return _folded(block.title, f'<div class="code">{button}{code}</div>', not block.folded)
         case doc.Figure():
-            return _figure(block, figures)
-        case doc.Convergence():
-            return _convergence(block, figures)
+            return _figure(block)
+        case doc.Choice():
+            return _choice(block)
 
 
 def _items(block: doc.Items) -> str:
@@ -107,36 +94,68 @@ def _warning(block: doc.Items) -> str:
     return f'<div class="warning" role="note"><p>{escape(block.title)}</p>{_items(block)}</div>'
 
 
-def _key_figure(figure: doc.KeyFigure) -> str:
-    note = f'<dd class="note">{escape(figure.note)}</dd>' if figure.note else ""
-    return f"<div><dt>{escape(figure.label)}</dt><dd>{escape(figure.value)}</dd>{note}</div>"
-
-
 def _folded(title: str, content: str, is_open: bool = False) -> str:
     state = " open" if is_open else ""
     return f"<details{state}><summary>{escape(title)}</summary>{content}</details>"
 
 
 def _table(table: doc.Table) -> str:
-    title = "" if table.folded else table.title
-    caption = f'<p class="caption">{escape(title)}</p>' if title else ""
+    title = escape(table.title)
+    caption = f'<caption class="hidden">{title}</caption>' if title else ""
+    # A caption is as wide as its table, which may scroll; what is seen stays where it is.
+    above = f'<p class="caption" aria-hidden="true">{title}</p>' if title else ""
     kinds = [' class="words"' if are_words else "" for are_words in table.are_words]
     heads = "".join(
-        f'<th scope="col"{kind}>{escape(head)}</th>'
+        f'<th scope="col"{kind}>{escape(head)}</th>' if head else "<td></td>"
         for head, kind in zip(table.heads, kinds, strict=True)
     )
     head = f"<thead><tr>{heads}</tr></thead>" if any(table.heads) else ""
     rows = ""
     for i, (first, *others) in enumerate(table.rows):
         cells = zip(others, kinds[1:], strict=True)
-        cells_of_row = "".join(f"<td{kind}>{_value(cell)}</td>" for cell, kind in cells)
+        cells_of_row = "".join(_cell(cell, kind) for cell, kind in cells)
         mark = ' class="marked"' if i in table.marked else ""
-        rows += f'<tr{mark}><th scope="row">{_value(first)}</th>{cells_of_row}</tr>'
-    name = escape(table.title or "Table")
-    return (
-        f'<div class="table">{caption}<div class="scroll" role="region" aria-label="{name}" '
-        f'tabindex="0"><table>{head}<tbody>{rows}</tbody></table></div></div>'
+        rows += f'<tr{mark}><th scope="row">{_breakable(_value(first))}</th>{cells_of_row}</tr>'
+    switch = (
+        '<label class="switch"><input type="checkbox" data-errors> standard errors</label>'
+        if table.has_errors
+        and any(isinstance(c, doc.Cell) and c.error for r in table.rows for c in r)
+        else ""
     )
+    kind = "table map" if table.is_map else "table"
+    below = f'<div class="below">{_shades(table)}{switch}</div>' if table.shades else ""
+    return (
+        f'<div class="{kind}">{"" if table.folded else above}<div class="scroll" role="region" '
+        f'aria-label="{title or "Table"}" tabindex="0">'
+        f"<table>{caption}{head}<tbody>{rows}</tbody></table></div>{below}</div>"
+    )
+
+
+def _breakable(name: str) -> str:
+    """A long name that may go on in the next line after a part of it."""
+    return re.sub(r"(?<=[._])(?=\w)", "<wbr>", name) if len(name) > _LONG else name
+
+
+def _shades(table: doc.Table) -> str:
+    """What the colours mean, those that are used."""
+    looks = ("down", "", "up")
+    shown = [
+        f'<span><i class="{look}" style="--s:100%"></i>{escape(what)}</span>'
+        for look, what in zip(looks, table.shades, strict=True)
+        if what
+    ]
+    return f'<p class="shades">{"".join(shown)}</p>'
+
+
+def _cell(cell: doc.Cell | str, kind: str) -> str:
+    if isinstance(cell, str):
+        return f"<td{kind}>{escape(cell)}</td>"
+    title = f' title="{escape(cell.title)}"' if cell.title else ""
+    if cell.shade is not None:
+        strength = round(100 * min(abs(cell.shade), 1))
+        look = "up" if cell.shade > 0 else "down"
+        kind = f' class="{look}" style="--s:{strength}%"' if strength else ""
+    return f"<td{kind}{title}>{_value(cell)}</td>"
 
 
 def _value(cell: doc.Cell | str) -> str:
@@ -148,38 +167,29 @@ def _value(cell: doc.Cell | str) -> str:
     return text + (f' <span class="error">± {escape(cell.error)}</span>' if cell.error else "")
 
 
-def _figure(figure: doc.Figure, figures: list[dict[str, Any]]) -> str:
-    plot = figure.plot.to_plotly_json()
-    del plot["layout"]["template"]  # the page has it once
-    figures.append(plot)
-    switch = '<label><input type="checkbox" data-log="x" checked> logarithmic axis</label>'
-    table = _folded("Table", _table(replace(figure.table, title="")))
-    place = (len(figures) - 1, "half" if figure.half else "")
-    return _frame(*place, figure.title, figure.caption, switch if figure.log_x else "", table)
-
-
-def _convergence(block: doc.Convergence, figures: list[dict[str, Any]]) -> str:
-    number = len(figures)
-    figures.append({"convergence": block.merges})
-    merges = "".join(f"<option>{escape(str(m['name']))}</option>" for m in block.merges)
-    controls = _filled("convergence.html", merges=merges, number=number).rstrip()
-    tables = "".join(_folded(f"Table, {t.title}", _table(t)) for t in block.tables)
-    title = "Residuals, layer by layer"
-    return _frame(number, "convergence", title, block.caption, controls, tables)
-
-
-def _frame(number: int, kind: str, title: str, caption: str, controls: str, more: str) -> str:
-    """The frame in which the page draws the figure of this number."""
-    exports = "".join(
-        f'<button type="button" data-export="{form}" aria-label="Save {escape(title)} as '
-        f'{form.upper()}">{form.upper()}</button>'
-        for form in ("png", "svg", "csv")
+def _figure(figure: doc.Figure) -> str:
+    name, caption = escape(figure.title), escape(figure.caption)
+    label = f"{figure.title}. {figure.caption}"
+    wide = draw_chart(figure.chart, _HALF if figure.half else _WIDE, label)
+    narrow = draw_chart(figure.chart, _NARROW, label)
+    table = _folded("Table", _table(replace(figure.table, folded=True))) if figure.table else ""
+    kind = "figure half" if figure.half else "figure"
+    return (
+        f'<figure class="{kind}" data-name="{name}"><div class="top">'
+        f'<span class="title">{name}</span><button type="button" data-save '
+        f'aria-label="Save {name} as SVG">SVG</button></div>'
+        f'<div class="wide">{wide}</div><div class="narrow">{narrow}</div>'
+        f"<figcaption>{caption}</figcaption>{table}</figure>"
     )
-    controls = f'<div class="controls">{controls}</div>' if controls else ""
-    name, classes = escape(title), f"figure {kind}".strip()
-    return f"""<figure class="{classes}" data-figure="{number}" data-name="{name}">
-<div class="top"><span class="title">{name}</span>
-<span class="exports">{exports}</span></div>
-{controls}<div class="legend"></div>
-<div class="plot" role="img" aria-label="{name}. {escape(caption)}"></div>
-<figcaption>{escape(caption)}</figcaption>{more}</figure>"""
+
+
+def _choice(block: doc.Choice) -> str:
+    options = "".join(f"<option>{escape(table.title)}</option>" for table in block.tables)
+    tables = "".join(
+        f"<div data-choice{' hidden' if i else ''}>{_table(replace(table, folded=True))}</div>"
+        for i, table in enumerate(block.tables)
+    )
+    return (
+        f'<div class="choice"><label>{escape(block.label)} <select data-choose>{options}</select>'
+        f"</label><p>{escape(block.caption)}</p>{tables}</div>"
+    )

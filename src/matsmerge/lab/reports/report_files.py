@@ -15,8 +15,7 @@ from matsmerge.lab.reports.markdown import to_markdown
 from matsmerge.lab.reports.merge_report import MERGE, merge_report
 from matsmerge.lab.reports.merge_subspaces import find_subspaces
 from matsmerge.lab.reports.page import to_page
-from matsmerge.lab.reports.sections.score_dots import COMPARISON
-from matsmerge.lab.reports.sections.subspace_figures import view_figures
+from matsmerge.lab.reports.sections.subspace_figures import view_blocks
 from matsmerge.lab.reports.suite_report import suite_report
 from matsmerge.lab.subspaces.subspace_findings import SubspaceView
 from matsmerge.progress import AnyProgress
@@ -87,10 +86,11 @@ def write_report(
         raise DataError(f"{run}: a suite has its own scores; --scores is for a merged model")
     if results is None and outputs.picture is not None and not scores:
         raise DataError(f"{run}: a picture compares scores; give those of this merge with --scores")
+    beside = _called(run, outputs.page or outputs.markdown)
     if results is not None:
-        report = suite_report(results)
+        report = suite_report(results, run if run.is_dir() else None, beside)
     else:
-        report = merge_report(run, scores, find_subspaces(run, subspaces, progress))
+        report = merge_report(run, scores, find_subspaces(run, subspaces, progress), beside)
     contents = {}  # all of them, before any is written
     if outputs.page is not None:
         contents[outputs.page] = to_page(report).encode()
@@ -102,6 +102,23 @@ def write_report(
         put_bytes(path, content)
 
 
+def suite_so_far(run: Path) -> Report | None:
+    """What a run that goes on has found; None before its first step is done."""
+    return suite_report(read_results(run), run, "") if (run / RESULTS).exists() else None
+
+
+def _called(run: Path, report: Path | None) -> str:
+    """A run's folder from where its report is, if that is above it; else by its last name.
+
+    So a report that is published has no paths of this machine.
+    """
+    above = None if report is None else report.absolute().parent
+    folder = run.absolute()
+    return (
+        folder.relative_to(above).as_posix() if above and folder.is_relative_to(above) else run.name
+    )
+
+
 def check_figure(target: Path) -> None:
     """Refuse a file that cannot be written or drawn, before any work."""
     _check(target, ".html", *picture.SUFFIXES, overwrite=True)
@@ -109,28 +126,27 @@ def check_figure(target: Path) -> None:
 
 def _check(path: Path, *suffixes: str, overwrite: bool) -> None:
     check_file(path, *suffixes, overwrite=overwrite)
-    if path.suffix in picture.SUFFIXES:
-        picture.check_picture()
+    picture.check_picture(path.suffix)
 
 
 def write_figure(view: SubspaceView, target: Path) -> None:
     """One figure below the other on a page; side by side in a picture."""
-    figures = view_figures(view)
+    blocks = view_blocks(view)
     if target.suffix == ".html":
-        sections = [Section(figure.title, [figure]) for figure in figures]
+        sections = [Section(title, content) for title, content in blocks.items()]
         about = f"{', '.join(view.tasks)}, in {len(view.layers)} layers."
         report = Report("Task parameter subspaces", about, sections, kind="Subspaces")
         put_bytes(target, to_page(report).encode())
     else:
-        plots = {figure.title: figure.plot for figure in figures}
-        put_bytes(target, picture.draw(picture.panels(plots, side_by_side=True), target.suffix))
+        panels = {title: content[0] for title, content in blocks.items()}
+        put_bytes(target, picture.draw_panels(panels, target.suffix, side_by_side=True))
 
 
 def _picture(report: Report, suffix: str) -> bytes:
-    plots = report.plots(COMPARISON)
-    if not plots:
+    panels = {verdict.name: verdict.figure for verdict in report.verdicts if verdict.figure}
+    if not panels:
         raise DataError(f"{report.title}: has compared nothing yet that could be drawn")
-    return picture.draw(picture.panels(plots), suffix)
+    return picture.draw_panels(panels, suffix)
 
 
 def _suite_results(run: Path) -> SuiteResults | None:

@@ -1,13 +1,15 @@
-"""Scores of models on tasks: their order, their table, and the numbers that matter most."""
+"""Scores of models on tasks: their order, how far they are apart, and their one table."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from statistics import fmean
 
 from matsmerge.lab.experiments.score_tables import mean_and_error
-from matsmerge.lab.reports.document import Cell, Column, KeyFigure, Table
-from matsmerge.lab.reports.numbers import NOTHING, fixed, paper_cell
+from matsmerge.lab.reports.document import Cell, Column, Table
+from matsmerge.lab.reports.numbers import NOTHING, fixed, paper_cell, points
+from matsmerge.lab.reports.paired_interval import Interval, Scored, paired_interval
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class ScoreRow:
     is_this: bool = False  # the one the report is about
     paper: float | None = None
     paper_tasks: Mapping[str, float | None] = field(default_factory=dict)
+    scored: Scored = field(default_factory=dict)  # what its scores are made of
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,10 @@ class ScoreTable:
     rows: Sequence[ScoreRow]
     unit: str  # what the numbers are
     errors: str  # what the standard errors are over
+    individual: str  # the row of each task's own model
     higher_is_better: bool = True
     digits: int = 1
+    factor: float = 100.0  # from what is scored to what is shown
 
     @property
     def ordered(self) -> list[ScoreRow]:
@@ -68,12 +73,34 @@ class ScoreTable:
         return sorted(self.rows, key=place)
 
     @property
-    def best(self) -> ScoreRow | None:
-        merges = [row for row in self.ordered if not row.is_reference and row.mean]
-        return merges[0] if merges else None
+    def merges(self) -> list[ScoreRow]:
+        """Those with a mean, the best first."""
+        return [row for row in self.ordered if not row.is_reference and row.mean]
+
+    @property
+    def subject(self) -> ScoreRow | None:
+        """The merge that the report is about, or the best one."""
+        this = [row for row in self.merges if row.is_this]
+        return next(iter([*this, *self.merges]), None)
+
+    def row(self, name: str) -> ScoreRow | None:
+        return next((row for row in self.rows if row.name == name and row.mean), None)
+
+    def interval(self, ours: ScoreRow, theirs: ScoreRow | None) -> Interval | None:
+        """How far a row's mean is above another's."""
+        if theirs is None or theirs is ours or not (ours.mean and theirs.mean):
+            return None
+        found = paired_interval(ours.scored, theirs.scored)
+        return found.times(self.factor) if found else None
 
     def show(self, value: float | None) -> str:
         return fixed(value, self.digits)
+
+    def show_interval(self, found: Interval) -> str:
+        return f"{points(found.low, self.digits)} to {points(found.high, self.digits)}"
+
+    def show_difference(self, found: Interval) -> str:
+        return f"{points(found.difference, self.digits)} ({self.show_interval(found)})"
 
 
 def score_cells(
@@ -81,6 +108,7 @@ def score_cells(
     are_merges: Sequence[bool],
     digits: int = 1,
     higher_is_better: bool = True,
+    shades: Sequence[float | None] = (),
 ) -> list[Cell | str]:
     """A column of scores; the best merge in it is marked."""
     pairs = list(zip(scores, are_merges, strict=True))
@@ -92,29 +120,67 @@ def score_cells(
             fixed(score.value, digits),
             "" if score.error is None else fixed(score.error, digits),
             is_merge and score.value == best,
+            shade=shade,
         )
         if score
         else NOTHING
-        for score, is_merge in pairs
+        for (score, is_merge), shade in zip(pairs, shades or [None] * len(pairs), strict=True)
     ]
 
 
+def gaps(
+    scores: Sequence[Score | None], own: Score | None, higher_is_better: bool = True
+) -> list[float | None]:
+    """How much better each score is than that of the task's own model, or than the best."""
+    sign = 1 if higher_is_better else -1
+    known = [sign * score.value for score in scores if score]
+    if not known:
+        return [None] * len(scores)
+    zero = max(known) if own is None else sign * own.value
+    return [None if score is None else sign * score.value - zero for score in scores]
+
+
 def score_rows(table: ScoreTable, title: str = "") -> Table:
-    """Every model's scores; the best merge of each column is marked."""
-    rows = table.ordered
+    """Every model's scores, coloured by the distance to the task's own model."""
+    rows, own = table.ordered, table.row(table.individual)
     are_merges = [not row.is_reference for row in rows]
-
-    def column(head: str, scores: Sequence[Score | None]) -> Column:
-        return head, score_cells(scores, are_merges, table.digits, table.higher_is_better)
-
+    given = [(t, [row.tasks.get(t) for row in rows], own and own.tasks.get(t)) for t in table.tasks]
+    has_mean = len(table.tasks) > 1 and any(row.mean for row in rows)
+    if has_mean:
+        given.insert(0, ("mean", [row.mean for row in rows], own and own.mean))
+    away = [gaps(scores, zero, table.higher_is_better) for _, scores, zero in given]
+    scale = colour_scale([gap for column in away for gap in compress(column, are_merges)])
     columns: list[Column] = [("", [row.name for row in rows])]
-    if any(row.mean for row in rows):
-        columns.append(column("mean", [row.mean for row in rows]))
+    for (head, scores, _), column in zip(given, away, strict=True):
+        shades = [None if gap is None else gap / scale for gap in column]
+        cells = score_cells(scores, are_merges, table.digits, table.higher_is_better, shades)
+        columns.append((head, cells))
+    beside: list[Column] = []
+    if own:
+        intervals = [table.interval(row, own) for row in rows]
+        cells = [table.show_difference(found) if found else NOTHING for found in intervals]
+        beside.append(("mean against own models (95\u00a0%)", cells))
     if any(row.paper is not None for row in rows):
-        columns.append(("paper's mean", [paper_cell(table.show(row.paper)) for row in rows]))
-    columns += [column(task, [row.tasks.get(task) for row in rows]) for task in table.tasks]
-    marked = frozenset(i for i, row in enumerate(rows) if row.is_this)
-    return Table.of_columns(columns, title, marked=marked)
+        beside.append(("paper's mean", [paper_cell(table.show(row.paper)) for row in rows]))
+    at = 2 if has_mean else len(columns)
+    columns[at:at] = beside
+    return Table.of_columns(
+        columns,
+        title,
+        marked=frozenset(i for i, row in enumerate(rows) if row is table.subject),
+        shades=shades_text(scale, table.digits, "the task's own model" if own else "the best"),
+        has_errors=True,
+    )
+
+
+def colour_scale(gaps_of_merges: Sequence[float | None]) -> float:
+    """What the strongest colour means: the farthest of merges."""
+    return max((abs(gap) for gap in gaps_of_merges if gap is not None), default=0.0) or 1.0
+
+
+def shades_text(scale: float, digits: int, zero: str) -> list[str]:
+    size = fixed(scale, digits)
+    return [f"{size} worse", f"as {zero}", f"{size} better"]
 
 
 def paper_rows(table: ScoreTable) -> Table | None:
@@ -126,35 +192,6 @@ def paper_rows(table: ScoreTable) -> Table | None:
     ]
     heads = ["the paper's", *table.tasks]
     return Table(heads, rows, "The paper's numbers, by task", folded=True) if rows else None
-
-
-def key_figures(table: ScoreTable, average: str, individual: str) -> list[KeyFigure]:
-    """The merge it is about or the best one, what to compare it with, and the gap it closes."""
-    means = {row.name: row.mean for row in table.rows if row.mean}
-    this = next((row.name for row in table.rows if row.is_this and row.mean), None)
-    best = table.best.name if table.best else None
-    subject = this or best
-    if subject is None:
-        return []
-    value, error = means[subject].value, means[subject].error
-    shown = table.show(value) + ("" if error is None else f" ± {table.show(error)}")
-    label, note = ("this merge", table.unit) if this else ("best merge", subject)
-    found = [KeyFigure(label, shown, note)]
-    if best not in (None, subject):
-        found.append(KeyFigure("best of those scored", table.show(means[best].value), best))
-    above, below = means.get(individual), means.get(average)
-    if above:
-        difference = f"{value - above.value:+.{table.digits}f}".replace("-", "−")
-        found.append(
-            KeyFigure("individual models", table.show(above.value), f"{label}: {difference}")
-        )
-    if below and subject != average:
-        found.append(KeyFigure("plain averaging", table.show(below.value), "the simplest"))
-        gap = above.value - below.value if above else 0.0
-        if gap > 0 if table.higher_is_better else gap < 0:
-            share = (value - below.value) / gap
-            found.append(KeyFigure("gap closed", f"{share:.0%}", "from averaging to individual"))
-    return found
 
 
 def mean_over_tasks(tasks: Mapping[str, Score]) -> Score:

@@ -1,13 +1,17 @@
 """The report of a suite, from its results alone."""
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
 
 from matsmerge.lab.experiments.score_tables import grouped
-from matsmerge.lab.experiments.suite_results import INDIVIDUAL, SuiteResults
+from matsmerge.lab.experiments.suite_results import STEPS, Row, SuiteResults
 from matsmerge.lab.reports import document as doc
+from matsmerge.lab.reports.headline import loading, verdict
+from matsmerge.lab.reports.merge_report import MODEL
 from matsmerge.lab.reports.numbers import choice_text, count, duration, percent
 from matsmerge.lab.reports.paper_numbers import NO_COLUMN, paper_column
-from matsmerge.lab.reports.scores import key_figures
 from matsmerge.lab.reports.sections import merge_details
 from matsmerge.lab.reports.sections.cost_scatter import cost_scatter
 from matsmerge.lab.reports.sections.donor_scores import donor_scores
@@ -16,17 +20,20 @@ from matsmerge.lab.reports.sections.init_gains import init_gains
 from matsmerge.lab.reports.sections.iteration_curves import iteration_curves
 from matsmerge.lab.reports.sections.level_sets import level_sets
 from matsmerge.lab.reports.sections.rank_curves import rank_curves
-from matsmerge.lab.reports.sections.score_dots import suite_scores
+from matsmerge.lab.reports.sections.score_table import suite_scores
 from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.variant import Variant
 from matsmerge.problems import shortened
 
 
-def suite_report(results: SuiteResults) -> doc.Report:
-    """Everything a suite found; what it did not look for is left out."""
+def suite_report(results: SuiteResults, run: Path | None = None, beside: str = "") -> doc.Report:
+    """Everything a suite found; what it did not look for is left out.
+
+    In the folder of its `run`, if that is known, models are looked for; `beside` is how the folder
+    is called where the report is read.
+    """
     variants = _variants(results)
-    merges = {v.named(row.method): row.merge for v in variants for row in v.merges if row.merge}
-    merges = dict(sorted(merges.items()))
+    merges = {v.named(row.method): row.merge for v in variants for row in _ranked(v) if row.merge}
 
     def each(make: Callable[[Variant], list[doc.Block]]) -> list[doc.Block]:
         """What is made of every variant, under their names where there are several."""
@@ -38,8 +45,8 @@ def suite_report(results: SuiteResults) -> doc.Report:
 
     # What is made of each variant is a function in a file of `sections/` and a line here.
     sections: dict[str, list[doc.Block]] = {
-        "What was merged": _what_was_merged(results, variants),
         "Scores": each(suite_scores),
+        "What was merged": _what_was_merged(results, variants),
         "Init and objective": each(init_gains),
         "Fisher information": each(fisher_ways),
         "Iterations": each(iteration_curves),
@@ -49,15 +56,15 @@ def suite_report(results: SuiteResults) -> doc.Report:
         "Level sets": each(level_sets),
         "Subspaces": each(lambda variant: overlap_blocks(variant.found.subspaces)),
         "Intermediate tasks": each(donor_scores),
-        "Left to otherwise": merge_details.otherwise(merges),
         "Recipes": [code for variant in variants for code in _recipes(variant)],
         "Provenance": _provenance(results),
+        "Parameters that were not solved": merge_details.otherwise(merges),
     }
     return doc.Report(
         results.title,
         results.about,
         [doc.Section(title, blocks) for title, blocks in sections.items()],
-        _key_figures(variants),
+        [found for v in variants if (found := _verdict(results, v, run, beside))],
         _warnings(results),
         f"matsmerge {results.versions.get('matsmerge', '')}".strip(),
         f"Suite {results.name}",
@@ -85,20 +92,36 @@ def _variants(results: SuiteResults) -> list[Variant]:
     ]
 
 
-def _key_figures(variants: Sequence[Variant]) -> list[doc.KeyFigure]:
-    found = {
-        v.name: key_figures(v.table, v.label("average"), v.label(INDIVIDUAL))
-        for v in variants
-        if v.table
-    }
-    if len(found) == 1:
-        return next(iter(found.values()))
-    return [
-        doc.KeyFigure(f"{figure.label}, {name}", figure.value, figure.note)
-        for name, figures in found.items()
-        for figure in figures
-        if figure.label in ("best merge", "gap closed")
-    ]
+def _verdict(
+    results: SuiteResults, variant: Variant, run: Path | None, beside: str
+) -> doc.Verdict | None:
+    if variant.table is None:
+        return None
+    training = (results.suite.get("variants") or {}).get(variant.name, {}).get("training") or {}
+    found = verdict(
+        variant.table,
+        len(variant.table.tasks),
+        variant.label("average"),
+        smaller=training.get("adapter", "full") == "full",
+        name=variant.name if variant.is_one_of_several else "",
+    )
+    if found is None or run is None:
+        return found
+    row = _ranked(variant)[0]
+    name = f"merge {variant.name} {row.seed} {row.method}"
+    keys = [step.key[:12] for step in results.steps if step.name == name]
+    folders = [path for key in keys for path in run.glob(f"{STEPS}/*-{key}/{MODEL}")]
+    if not folders:
+        return found
+    place = (PurePosixPath(beside) / folders[0].relative_to(run).as_posix()).as_posix()
+    tasks = list((row.merge or {}).get("heads") or {})
+    return replace(found, code=loading(place, tasks))
+
+
+def _ranked(variant: Variant) -> list[Row]:
+    """The merges of the first seed, the best over all seeds first."""
+    means = variant.mean_scores
+    return sorted(variant.merges, key=lambda row: -means.get(row.method, -math.inf))
 
 
 def _what_was_merged(results: SuiteResults, variants: Sequence[Variant]) -> list[doc.Block]:
@@ -146,13 +169,11 @@ def _choices(seeds: Sequence[int], variants: Sequence[Variant]) -> list[doc.Bloc
 
 def _recipes(variant: Variant) -> list[doc.Block]:
     """Every merge's recipe, the best one's first and open."""
-    best = variant.table.best.name if variant.table and variant.table.best else None
     blocks: list[doc.Block] = []
-    for row in sorted(variant.merges, key=lambda row: variant.label(row.method) != best):
+    for i, row in enumerate(_ranked(variant)):
         if row.recipe:
-            is_best = variant.label(row.method) == best
-            title = variant.named(row.method) + ", the highest on test data" * is_best
-            blocks.append(merge_details.recipe_code(title, row.recipe, folded=not is_best))
+            title = variant.named(row.method) + ("" if i else ", the highest on test data")
+            blocks.append(merge_details.recipe_code(title, row.recipe, folded=i > 0))
     return blocks
 
 

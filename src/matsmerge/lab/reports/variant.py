@@ -1,13 +1,19 @@
 """One variant of a suite, with everything a section of its report is made from."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from matsmerge.lab.experiments.score_tables import grouped, mean_and_error
-from matsmerge.lab.experiments.suite_results import REFERENCES, Row, VariantResults
+from matsmerge.lab.experiments.score_tables import grouped
+from matsmerge.lab.experiments.suite_results import (
+    INDIVIDUAL,
+    REFERENCES,
+    Row,
+    Scores,
+    VariantResults,
+)
 from matsmerge.lab.reports.numbers import count
+from matsmerge.lab.reports.paired_interval import TaskScore
 from matsmerge.lab.reports.paper_numbers import NO_COLUMN, PaperColumn
 from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable, mean_over_tasks
 
@@ -49,8 +55,9 @@ class Variant:
         return ScoreTable(
             tasks,
             [self._score_row(group, tasks) for group in groups],
-            "score, percent",
+            "score in percent",
             f"over {count(max(map(len, groups)), 'seed')}" if has_seeds else "over examples",
+            self.label(INDIVIDUAL),
         )
 
     def _score_row(self, rows: Sequence[Row], tasks: Sequence[str]) -> ScoreRow:
@@ -67,10 +74,18 @@ class Variant:
             is_reference=method in REFERENCES,
             paper=self.paper.mean.get(method),
             paper_tasks={task: self.paper.of_task(method, task) for task in tasks},
+            scored={row.seed: _scored(row.test) for row in rows},
         )
 
     @property
     def mean_scores(self) -> dict[str, float]:
-        """Mean test scores by method, of those that are numbers."""
-        means = {m: mean_and_error([r.test.mean for r in rows])[0] for m, rows in self.rows.items()}
-        return {method: mean for method, mean in means.items() if math.isfinite(mean)}
+        """Mean test scores by method in percent, of those that are numbers: those of the table."""
+        rows = self.table.rows if self.table else []
+        return {m: row.mean.value for m, row in zip(self.rows, rows, strict=True) if row.mean}
+
+
+def _scored(scores: Scores) -> dict[str, TaskScore]:
+    return {
+        task: TaskScore(value, scores.errors.get(task), scores.right.get(task, ""))
+        for task, value in scores.tasks.items()
+    }

@@ -1,13 +1,15 @@
 """Losses in a plane through the models of one layer (figure 1 of the paper)."""
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
-from matsmerge.lab.reports import figure_style as style
+from matsmerge.lab.reports.chart import DASHES, SYMBOLS, Axis, Chart, Series
+from matsmerge.lab.reports.contours import level_lines
 from matsmerge.lab.reports.document import Block, Figure, Table
+from matsmerge.lab.reports.palette import series as colour_of
 from matsmerge.lab.reports.variant import Variant
 
-_PLACE = "%{x:.2f}, %{y:.2f}"
+_NUM_LEVELS = 6
 
 
 def level_sets(variant: Variant) -> list[Block]:
@@ -15,66 +17,31 @@ def level_sets(variant: Variant) -> list[Block]:
     found = variant.found.landscape
     if found is None:
         return []
-    axis = {"zeroline": False, "showgrid": False, "constrain": "domain"}
-    plot = style.plot(
-        600,
-        x=axis,
-        y={**axis, "scaleanchor": "x"},
-        margin={"t": 12, "b": 36},
-        showlegend=True,
-    )
+    series: list[Series] = []
     for i, (task, losses) in enumerate(found.losses.items()):
-        numbers = sorted(v for row in losses for v in row if math.isfinite(v)) or [0.0]
-        lowest, high = numbers[0], numbers[len(numbers) * 6 // 10]
-        # Levels of the root are even where a loss is quadratic; the level sets are the same.
-        roots = [[math.sqrt(v - lowest) if math.isfinite(v) else None for v in r] for r in losses]
-        size = (math.sqrt(high - lowest) or 1.0) / 6
-        plot.add_contour(
-            name=f"loss of {style.plain(task)}",
-            x=found.xs,
-            y=found.ys,
-            z=roots,
-            customdata=losses,
-            autocontour=False,
-            contours={"coloring": "lines", "start": size, "end": 6 * size, "size": size},
-            colorscale=[[0, style.colour(i)], [1, style.colour(i)]],
-            line={"width": 1.4, "smoothing": 0.8, "dash": style.dash(i)},
-            opacity=0.8,
-            showscale=False,
-            showlegend=True,
-            hovertemplate=f"loss of {style.plain(task)}: " + "%{customdata:.3g}<extra></extra>",
-        )
+        levels = _levels(losses)
+        lines = [
+            line for level in levels for line in level_lines(found.xs, found.ys, losses, level)
+        ]
+        for j, line in enumerate(lines):
+            name = "" if j else f"loss of {task}"
+            xs, ys = zip(*line, strict=True)
+            look = {"line": 1.3, "opacity": 0.8, "dash": DASHES[i % len(DASHES)]}
+            series.append(Series(name, xs, ys, colour_of(i), "", **look))
     for i, (method, path) in enumerate(found.paths.items()):
-        name = variant.label(method)
-        look: Any = {"line": {"color": style.INK, "width": 1.5, "dash": style.dash(i)}}
-        look["marker"] = {"size": 4, "color": style.INK}
+        name, dash = f"path of {variant.label(method)}", DASHES[i % len(DASHES)]
         xs, ys = [point.x for point in path], [point.y for point in path]
-        hover = f"{_PLACE}<extra>{style.plain(name)}</extra>"
-        plot.add_trace(style.points(f"path of {name}", xs, ys, hover, "lines+markers", **look))
-    edge = {"width": 1, "color": style.SURFACE}
+        titles = [f"{name}, iteration {n}" for n in range(len(path))]
+        series.append(Series(name, xs, ys, "ink", "circle", 2.5, 1.5, dash, titles=titles))
     for i, merge in enumerate(found.merges):
-        name, tint = variant.label(merge.name), style.colour(i + len(found.losses))
-        marker = {"size": 11, "symbol": style.symbol(i), "color": tint, "line": edge}
-        hover = f"{_PLACE}<extra>{style.plain(name)}</extra>"
-        plot.add_trace(style.points(name, [merge.x], [merge.y], hover, marker=marker))
-    plot.add_trace(
-        style.points(
-            "models",
-            (model.x for model in found.models),
-            (model.y for model in found.models),
-            "%{text}",
-            "markers+text",
-            showlegend=False,
-            text=[f"<b>{style.plain(model.name)}</b>" for model in found.models],
-            textposition="top center",
-            cliponaxis=False,
-            marker={
-                "size": 13,
-                "color": [style.colour(i) for i in range(len(found.models))],
-                "line": {"width": 2, "color": style.SURFACE},
-            },
-        )
-    )
+        name, tint = variant.label(merge.name), colour_of(i + len(found.losses))
+        symbol = SYMBOLS[i % len(SYMBOLS)]
+        series.append(Series(name, [merge.x], [merge.y], tint, symbol, 6, titles=[name]))
+    for i, model in enumerate(found.models):
+        name = model.name
+        look = {"titles": [name], "labels": [name]}
+        series.append(Series("", [model.x], [model.y], colour_of(i), "circle", 7, **look))
+    x, y = (Axis(low=min(v), high=max(v)) for v in (found.xs, found.ys))
     caption = (
         f"Level sets of each task's loss in a plane of {found.layer}, on held-out examples, all "
         "else as in the task's own model. The merges are those of the plane's two parameters."
@@ -90,4 +57,11 @@ def level_sets(variant: Variant) -> list[Block]:
     ]
     cells = [[name, kind, f"{point.x:.3f}", f"{point.y:.3f}"] for name, kind, point in rows]
     table = Table(["", "kind", "x", "y"], cells, in_markdown=False)
-    return [Figure("Losses in a plane", caption, plot, table)]
+    return [Figure("Losses in a plane", caption, Chart(0, x, y, series, same_scale=True), table)]
+
+
+def _levels(losses: Sequence[Sequence[float]]) -> list[float]:
+    """Up to what more than half of the plane has; even in the root, as a quadratic loss is."""
+    numbers = sorted(v for row in losses for v in row if math.isfinite(v)) or [0.0]
+    lowest, high = numbers[0], numbers[len(numbers) * 6 // 10]
+    return [lowest + (high - lowest) * (i / _NUM_LEVELS) ** 2 for i in range(1, _NUM_LEVELS + 1)]

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from statistics import median
 from typing import Any
@@ -12,14 +12,16 @@ import yaml
 
 from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.lab.experiments.score_tables import grouped
-from matsmerge.lab.reports.document import Block, Code, Convergence, Items, Table
+from matsmerge.lab.reports.document import Block, Cell, Choice, Code, Table
 from matsmerge.lab.reports.numbers import NOTHING, count, power
 
-_NUM_POINTS = 60  # of a layer's curve
+_MOST_TITLES = 1500  # cells of heat maps that say more on the mouse, which takes room
+_MOST_ROWS = 40  # of a heat map; beyond, numbers within names stand together
+_LOW, _HIGH = -6.0, 0.0  # powers of ten between which residuals are coloured
 
 
 def convergence(merges: Mapping[str, Mapping[str, Any]]) -> list[Block]:
-    """By the name of each merge, from its merge.json; nothing where nothing was solved."""
+    """By the name of each merge, from its merge.json, in this order; of what was solved."""
     stages: dict[str, dict[str, Mapping[str, Any]]] = {}
     for name, merge in merges.items():
         num_stages = 1 + max((r["stage"] for _, r in _solved(merge)), default=0)
@@ -30,19 +32,80 @@ def convergence(merges: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         return []
     heads = ["", "layers", "solver", "iterations", "median residual", "largest residual"]
     heads += ["objective, of the start's"]
-    summary = Table(heads, [_summary(name, layers) for name, layers in stages.items()])
-    heads = ["layer", "iterations", "status", "residual at the start", "at the end", "objective"]
-    curves, tables = [], []
-    for name, layers in stages.items():
-        if drawn := [_curve(layer, r) for layer, r in layers.items() if "residuals" in r]:
-            curves.append({"name": name, "layers": drawn})
-            rows = [_layer_row(layer, report) for layer, report in layers.items()]
-            tables.append(Table(heads, rows, name, in_markdown=False))
+    rows = [_summary(name, layers) for name, layers in stages.items()]
+    summary = Table(heads, rows, "How merges were solved")
+    drawn = {
+        name: {layer: r for layer, r in layers.items() if r.get("residual") is not None}
+        for name, layers in stages.items()
+    }
+    has_titles = sum(map(len, drawn.values())) <= _MOST_TITLES
+    maps = [_heat_map(name, layers, has_titles) for name, layers in drawn.items() if layers]
     caption = (
-        "How near each layer came to the solution of its linear system, iteration by iteration; "
-        "residuals are relative to that of zero, objectives to the start's."
+        "How near each layer came to the solution of its linear system: what is left of the "
+        "residual, relative to that of zero weights. The stronger the colour, the more would "
+        "change with further iterations."
     )
-    return [Convergence(caption, curves, tables), summary] if curves else [summary]
+    return [Choice("Merge", caption, maps), summary] if maps else [summary]
+
+
+def _heat_map(name: str, layers: Mapping[str, Mapping[str, Any]], has_titles: bool) -> Table:
+    """A row for every kind of module and a column for every layer."""
+    places = {parameter: _place(parameter) for parameter in layers}
+    if len({module for module, _ in places.values()}) > _MOST_ROWS:
+        places = {p: (re.sub(r"\d+", "*", module), at) for p, (module, at) in places.items()}
+    modules = list(dict.fromkeys(module for module, _ in places.values()))
+    numbers = sorted({at for _, at in places.values()}, key=lambda at: (at is None, at))
+    found = grouped((places[parameter], report) for parameter, report in layers.items())
+    rows: list[list[Cell | str]] = [
+        [
+            _short_module(module, modules),
+            *(
+                _heat_cell(found[module, at], has_titles) if (module, at) in found else ""
+                for at in numbers
+            ),
+        ]
+        for module in modules
+    ]
+    heads = ["module, by layer", *("none" if at is None else str(at) for at in numbers)]
+    shades = ["1: not solved", "10⁻⁶: solved", ""]
+    return Table(heads, rows, name, in_markdown=False, shades=shades, is_map=True)
+
+
+def _place(parameter: str) -> tuple[str, int | None]:
+    """The kind of module, and the number of its layer, the first in its name."""
+    name = parameter.removesuffix(".weight")
+    found = re.search(r"\.(\d+)\.", name)
+    if found is None:
+        return name, None
+    return f"{name[: found.start()]}.{name[found.end() :]}", int(found[1])
+
+
+def _short_module(module: str, modules: Sequence[str]) -> str:
+    """Without the parts that all names begin with; one name alone is left as it is."""
+    parts = [m.split(".") for m in modules]
+    same = 0
+    while len(modules) > 1 and all(p[: same + 1] == parts[0][: same + 1] for p in parts):
+        same += 1
+    return ".".join(module.split(".")[same:])
+
+
+def _heat_cell(reports: Sequence[Mapping[str, Any]], has_title: bool) -> Cell:
+    """The worst of a cell's layers."""
+    worst = max(reports, key=lambda report: report["residual"])
+    value, ratio = worst["residual"], _ratio(worst)
+    exponent = math.log10(value) if value > 0 else _LOW
+    share = (min(max(exponent, _LOW), _HIGH) - _LOW) / (_HIGH - _LOW)
+    title = f"{power(value)} after {count(worst['iterations'], 'iteration')}"
+    title += "" if ratio is None else f", objective {100 * ratio:.0f} %"
+    return Cell(_brief(value), shade=-share, title=title if has_title else "")
+
+
+def _brief(value: float) -> str:
+    """In a few characters: 0.4, .03, 2e-5."""
+    if value == 0 or not math.isfinite(value):
+        return "0" if value == 0 else NOTHING
+    digits, exponent = f"{value:.0e}".split("e")
+    return f"{value:.1g}".removeprefix("0") if value >= 0.01 else f"{digits}e{int(exponent)}"
 
 
 def _solved(merge: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -75,43 +138,6 @@ def _ratio(report: Mapping[str, Any]) -> float | None:
     return end / start if start and end is not None else None
 
 
-def _curve(name: str, report: Mapping[str, Any]) -> dict[str, Any]:
-    residuals, values = report["residuals"], report.get("objective_values") or []
-    kept = _thinned(len(residuals))
-    start = values[0] if values else None
-    return {
-        "name": name,
-        "x": kept,
-        "residual": [_short(residuals[i]) for i in kept],
-        "objective": [_short(values[i] / start) for i in kept] if start else [],
-    }
-
-
-def _thinned(length: int) -> list[int]:
-    """All iterations, or enough of them for a curve, denser at the start."""
-    if length <= _NUM_POINTS:
-        return list(range(length))
-    steps = (length ** (i / (_NUM_POINTS - 1)) - 1 for i in range(_NUM_POINTS))
-    return sorted({*(min(round(step), length - 1) for step in steps), length - 1})
-
-
-def _short(value: float) -> float | None:
-    return float(f"{value:.4g}") if math.isfinite(value) else None
-
-
-def _layer_row(name: str, report: Mapping[str, Any]) -> list[str]:
-    residuals = report.get("residuals") or [None]
-    ratio = _ratio(report)
-    return [
-        name,
-        str(report["iterations"]),
-        str(report["status"]),
-        power(residuals[0]),
-        power(report.get("residual")),
-        NOTHING if ratio is None else f"{100 * ratio:.1f} %",
-    ]
-
-
 def otherwise(merges: Mapping[str, Mapping[str, Any]]) -> list[Block]:
     """Parameters the objective had nothing for; merges that treat the same ones stand together."""
     found: dict[tuple[str, ...], list[str]] = defaultdict(list)
@@ -135,8 +161,8 @@ def otherwise(merges: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         title = f"{', '.join(names)}: {count(len(left), 'tensor')} of {len(sizes)}"
         title += f", {sum(sizes[name] for name in left) / total:.1%} of all parameters"
         title += f", {done}" if done else ""
-        blocks.append(Table(["parameters", "tensors", "numbers", "share"], rows, title))
-        blocks.append(Items("All of them", left, folded=True))
+        heads = ["parameters", "tensors", "numbers", "share"]
+        blocks.append(Table(heads, rows, title, folded=True))
     return blocks
 
 

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.lab.experiments.score_tables import grouped, mean_and_error
-from matsmerge.lab.reports import figure_style as style
+from matsmerge.lab.reports.chart import Axis, Chart, curve
 from matsmerge.lab.reports.document import Block, Cell, Figure, Table
 from matsmerge.lab.reports.numbers import fixed, percent
 from matsmerge.lab.reports.variant import Variant
@@ -15,18 +15,14 @@ _CLOSE = 0.3  # points
 
 
 def rank_curves(variant: Variant) -> list[Block]:
-    """Ranks above, sizes below, means over seeds; `full` are whole second moments."""
+    """By rank and by size, means over seeds; `full` are whole second moments."""
     found = variant.found.ranks
     if not found:
         return []
-    plot = style.plot(
-        520,
-        x={"title": "rank", "type": "category"},
-        y={"title": "score, percent", "domain": [0.58, 1]},
-        xaxis2={"title": "bytes of all models' statistics", "anchor": "y2", **style.LOG},
-        yaxis2={"title": "score, percent", "domain": [0, 0.4]},
-        showlegend=True,
-    )
+    all_ranks = sorted({one.rank for one in found}, key=lambda rank: rank or math.inf)
+    names = [_FULL if rank is None else str(rank) for rank in all_ranks]
+    size_axis = Axis("size of all models' statistics", log=True, as_bytes=True)
+    by_rank_series, by_size_series = [], []
     rows: list[list[Cell | str]] = []
     said = []
     for i, (method, scores) in enumerate(grouped((one.method, one) for one in found).items()):
@@ -51,13 +47,28 @@ def rank_curves(variant: Variant) -> list[Block]:
                 if points <= _CLOSE
             ][:1]
         shown = [100 * mean for mean in means]
-        aside = f"<extra>{style.plain(name)}</extra>"
-        hover = "rank %{x}: %{y:.1f}" + aside
-        look = style.series(i, errors)
-        plot.add_trace(style.points(name, ranks, shown, hover, **look))
-        hover = "rank %{text}, %{x:.3s}B: %{y:.1f}" + aside
-        look |= {"xaxis": "x2", "yaxis": "y2", "showlegend": False, "text": ranks}
-        plot.add_trace(style.points(f"{name}, by size", sizes, shown, hover, **look))
+        spread = [None if error is None else 100 * error for error in errors]
+        titles = [
+            f"{name}, rank {rank}, {format_bytes(size)}: {fixed(mean)}"
+            for rank, size, mean in zip(ranks, sizes, shown, strict=True)
+        ]
+        places = [float(names.index(rank)) for rank in ranks]
+        by_rank_series.append(curve(i, name, zip(places, shown, strict=True), titles, spread))
+        by_size_series.append(curve(i, name, zip(sizes, shown, strict=True), titles, spread))
     caption = ". ".join([*said, "Mean test scores over tasks, tuned at every rank."])
-    table = Table(["", "rank", "size", "score, percent"], rows)
-    return [Figure("Accuracy against the rank of statistics", caption, plot, table)]
+    y = Axis("score, percent")
+    return [
+        Figure(
+            "Accuracy against the rank of statistics",
+            caption,
+            Chart(240, Axis("rank", names=names), y, by_rank_series),
+            half=True,
+        ),
+        Figure(
+            "Accuracy against their size",
+            "The same scores by what the statistics take on disk.",
+            Chart(240, size_axis, y, by_size_series),
+            half=True,
+        ),
+        Table(["", "rank", "size", "score, percent"], rows, "Scores by rank", folded=True),
+    ]

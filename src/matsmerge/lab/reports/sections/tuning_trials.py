@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from matsmerge.lab.reports import figure_style as style
+from matsmerge.lab.reports.chart import Axis, Chart, Series
 from matsmerge.lab.reports.document import Block, Cell, Figure, Items, Table
 from matsmerge.lab.reports.numbers import NOTHING, percent
 
@@ -36,22 +36,13 @@ def tuning_trials(tuning: Mapping[str, Any]) -> list[Block]:
         factor = 100 if in_percent else 1
         xs, ys = zip(*sorted((t["choice"][key], factor * t["score"]) for t in trials), strict=True)
         best = next(factor * t["score"] for t in trials if t["choice"] == chosen)
-        line = {"color": style.colour(0), "width": 2}
-        ring = {"size": 14, "symbol": "circle-open", "color": style.ACCENT}
         score = f"mean {split} {unit}"
-        plot = style.plot(
-            320,
-            [
-                style.points(
-                    score, xs, ys, "%{x}: %{y:.2f}", "lines+markers", line=line, marker={"size": 7}
-                ),
-                style.points("chosen", [chosen[key]], [best], "chosen: %{x}", marker=ring),
-            ],
-            x=style.plain(key),
-            y=style.plain(score),
-        )
+        titles = [f"{key} = {x:g}: {y:.2f}" for x, y in zip(xs, ys, strict=True)]
+        tried = Series("", xs, ys, size=4, line=2, titles=titles)
+        ring = Series("chosen", [chosen[key]], [best], "accent", "ring", 7)
+        chart = Chart(260, Axis(key), Axis(score), [tried, ring])
         caption = f"{key} = {chosen[key]} has the best mean score on {split} data."
-        blocks.insert(0, Figure("What was tried", caption, plot, table))
+        blocks.insert(0, Figure("What was tried", caption, chart))
     failed = [f"{t['choice']}: {t['failure']}" for t in tuning["trials"] if t.get("failure")]
     return [*blocks, Items("Could not be merged", failed, folded=True)] if failed else blocks
 
