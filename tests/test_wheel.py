@@ -44,7 +44,7 @@ def test_all_is_everything_for_users() -> None:
 
 def test_errors_name_extras_that_there_are() -> None:
     extras = PROJECT["optional-dependencies"]
-    brought = {"choreographer": "kaleido", "aiohttp": "s3fs"}  # by another package
+    brought = {"aiohttp": "s3fs"}  # by another package
     for package, extra in EXTRAS.items():
         assert any(n.startswith(brought.get(package, package)) for n in extras[extra]), package
 
