@@ -86,7 +86,8 @@ class OutputFiles(Options):
     panel = "Output"
 
     dtype: str | None = option(metavar="DTYPE")
-    """Dtype of the output: float32, bfloat16, float16, float64. Default: the inputs'."""
+    """Dtype of the output: float32, bfloat16, float16, float64, or fp8 as an input is. Default: the
+    inputs', bfloat16 for those in FP8."""
 
     shard_size: str = option("5GB", metavar="SIZE")
     """Largest file to write."""

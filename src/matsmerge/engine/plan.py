@@ -9,6 +9,7 @@ from matsmerge.adapters.lora import LoraLayer
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.checkpoints.fused_experts import SeparatedExperts
+from matsmerge.checkpoints.scaled_floats import Scaled
 from matsmerge.engine.adapter_output import AdapterOutput
 from matsmerge.engine.devices import PROCESSOR
 from matsmerge.errors import AlignmentError, StatisticsError
@@ -48,6 +49,7 @@ class Parameter:
     lora: LoraLayer | None
     written_from: int = 0
     fused: TensorSpec | None = None
+    scaled: Scaled | None = None  # how it is written in FP8, where it is
 
     @property
     def is_merged(self) -> bool:
@@ -57,7 +59,15 @@ class Parameter:
     @property
     def written(self) -> dict[str, TensorSpec]:
         """The tensors to write."""
-        return self.lora.specs if self.lora else {self.written_as: self.fused or self.spec}
+        if self.lora:
+            return self.lora.specs
+        if self.scaled is None:
+            return {self.written_as: self.fused or self.spec}
+        shape = self.spec.shape
+        return {
+            self.written_as: TensorSpec(self.scaled.dtype, shape),
+            f"{self.written_as}{self.scaled.ending}": self.scaled.scales_of(shape),
+        }
 
 
 @dataclass(frozen=True)
@@ -185,8 +195,11 @@ def make_plan(
     output: AdapterOutput,
     evidence: Sequence[Evidence] = (),
     num_kept: int = 0,
+    scaled: Mapping[str, Scaled] | None = None,
 ) -> Plan:
     """Plan a merge of aligned models; `num_kept` iterates are written besides the last.
+
+    What is `scaled` is written in FP8.
 
     Of a LoRA only the layers it has are merged and written. All parameters are measured.
     """
@@ -203,7 +216,12 @@ def make_plan(
         if name in fused:
             (written_as, start), whole = fused[name]
             place = start, TensorSpec(spec.dtype, whole)
-        parameters.append(Parameter(name, spec, computed, rules[name], written_as, lora, *place))
+        how = scaled.get(name) if scaled else None
+        if how is not None and how.ending is None:
+            how, spec = None, TensorSpec(how.dtype, spec.shape)
+        parameters.append(
+            Parameter(name, spec, computed, rules[name], written_as, lora, *place, how)
+        )
 
     together: dict[object, list[Parameter]] = {}
     alone: list[Parameter] = []
@@ -291,8 +309,9 @@ def make_jobs(
     sites: list[PlannedSite] = []
     num_elements = first_element = 0
     for parameter in parameters:
-        # Factors are those of a whole weight.
-        is_whole = parameter.lora is not None or _is_tensor_merged(parameter)
+        # Factors are those of a whole weight, and so may scales be.
+        is_whole = parameter.lora is not None or parameter.scaled is not None
+        is_whole = is_whole or _is_tensor_merged(parameter)
         start = 0
         while True:
             room = max(
@@ -349,7 +368,7 @@ def _site_bytes(site: PlannedSite, num_models: int, num_kept: int) -> int:
         size = min(site.stop - site.start, BLOCK_ELEMENTS)
         item = (first.compute_dtype or torch.int8).itemsize
         merging = (_SCRATCH_BLOCKS + num_models) * size * item
-    return merging + max(map(_factoring_bytes, site.parameters))
+    return merging + max(_factoring_bytes(p) + _scaling_bytes(p) for p in site.parameters)
 
 
 def _factoring_bytes(parameter: Parameter) -> int:
@@ -358,6 +377,14 @@ def _factoring_bytes(parameter: Parameter) -> int:
         return 0
     side = min(parameter.lora.matrix_shape)
     return 8 * (_CHANGES * parameter.spec.num_elements + _MOMENTS * side * side)
+
+
+def _scaling_bytes(parameter: Parameter) -> int:
+    """Memory that bringing a tensor into FP8 takes: the rows that are encoded together, thrice."""
+    if parameter.scaled is None:
+        return 0
+    rows = parameter.scaled.band_rows(parameter.spec.shape)
+    return 3 * 4 * rows * parameter.spec.shape[-1]
 
 
 def make_layer_jobs(

@@ -16,6 +16,7 @@ from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
 from matsmerge.engine.devices import find_devices, has_float64
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
+from matsmerge.engine.fp8_output import plan_fp8
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
 from matsmerge.engine.merge_inputs import Inputs, gather_inputs
@@ -156,6 +157,7 @@ def prepare(
     elif inputs.view == "joint":
         _check_joint(recipe, rules)
     output = plan_output(recipe, inputs, alignment, rules)
+    fp8 = plan_fp8(recipe, alignment, output, of)
     methods = list(dict.fromkeys(rule.method for rule in rules.values()))
     is_along_prefix = any(method.uses_merged_inputs for method in methods)
     if is_along_prefix and inputs.view == "vectors":
@@ -197,6 +199,7 @@ def prepare(
         output,
         prefix.evidence if prefix else evidence,
         len(recipe.trajectory),
+        fp8.scaled,
     )
     _check_covered(plan, methods)
     if vocabulary is not None and is_permuted:
@@ -217,7 +220,7 @@ def prepare(
     code += _poor_models(recipe, evidence)
     along = [*(prefix.notes_on(plan) if prefix else ()), *_otherwise_notes(plan)]
     along += _unused_notes(plan, alignment, evidence)
-    notes = *inputs.notes, *completed.notes, *alignment.notes
+    notes = *inputs.notes, *completed.notes, *alignment.notes, *fp8.notes
     along += _device_notes(plan, recipe.device)
     return PreparedMerge(
         recipe,
@@ -233,7 +236,7 @@ def prepare(
         _head_records(recipe, alignment),
         inherited,
         tokenizers.chat_template,
-        config_changes,
+        {**config_changes, **fp8.config_changes},
         vocabulary,
     )
 
