@@ -1,5 +1,6 @@
 """DELLA: drop entries of the task vectors at random, small ones more often."""
 
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -81,17 +82,31 @@ def _choose(
     let an entry that equals the one of this rank stay, even ones do not.
     """
     shares, length = task.shares, magnitudes.shape[1]
-    low = round((shares.density - shares.epsilon) * LEVELS)
-    high = max(low + 1, round((shares.density + shares.epsilon) * LEVELS))
-    kept = draws < low
-    open_ = np.flatnonzero((draws >= low) & (draws < high))
-    numbers = draws[open_].astype(np.int64)
-    rank = (numbers - low) * (length - 1) // (high - low)
-    may_equal = (numbers & 1 == 1) & (rank < length - 1)
+    levels = _levels(shares, length)[draws]
+    kept = levels == _KEPT
+    open_ = np.flatnonzero(levels >= 0)
     places = open_ + own.start
-    values = magnitudes.reshape(-1)[places]
     # Only ranks are needed, for which sorting numbers is much faster than sorting places.
     ordered = np.sort(magnitudes, axis=1).reshape(-1)
-    bound = ordered[places - places % length + rank + may_equal]
-    kept[open_] = (values > bound) | ((values == bound) & (numbers & 1 == 1))
+    values = magnitudes.reshape(-1)[places]
+    bound = ordered[places // length * length + levels[open_]]
+    is_odd = draws[open_] & 1 == 1
+    kept[open_] = (values > bound) | ((values == bound) & is_odd)
     return kept
+
+
+_KEPT, _DROPPED = -1, -2
+
+
+@lru_cache(8)
+def _levels(shares: Shares, length: int) -> NDArray[np.int32]:
+    """What each random number means for a row: an entry is kept or dropped, or a rank."""
+    low = round((shares.density - shares.epsilon) * LEVELS)
+    high = max(low + 1, round((shares.density + shares.epsilon) * LEVELS))
+    numbers = np.arange(low, high)
+    rank = (numbers - low) * (length - 1) // (high - low)
+    may_equal = (numbers & 1 == 1) & (rank < length - 1)
+    levels = np.full(LEVELS, _DROPPED, dtype=np.int32)
+    levels[:low] = _KEPT
+    levels[low:high] = (rank + may_equal)[: LEVELS - low]
+    return levels
