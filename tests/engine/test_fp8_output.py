@@ -184,6 +184,13 @@ def test_documents_may_use_results_in_fp8(tmp_path: Path) -> None:
     assert torch.equal(found[NAME].view(torch.uint8), given[NAME].view(torch.uint8))
 
 
+def test_float8_without_scales_is_rounded_to_it() -> None:
+    models = [{"w.weight": torch.tensor([1.0, v]).to(E4M3)} for v in (3.0, 3.25)]
+    found = merge(models, None, "average", dtype="fp8")
+    assert found["w.weight"].dtype == E4M3
+    assert found["w.weight"].tolist() == [1.0, 3.0]  # of 3.125, halfway, the even one
+
+
 def test_what_cannot_be_written_is_said_before(tmp_path: Path) -> None:
     model = str(make_model(tmp_path / "m", BLOCKS, DEEPSEEK, 1))
     plain = {"w.weight": torch.ones(3, 3)}
