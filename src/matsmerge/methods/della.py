@@ -81,32 +81,31 @@ def _choose(
     Between, it is a rank that has to be exceeded: only there magnitudes are looked at. Odd numbers
     let an entry that equals the one of this rank stay, even ones do not.
     """
-    shares, length = task.shares, magnitudes.shape[1]
-    levels = _levels(shares, length)[draws]
-    kept = levels == _KEPT
-    open_ = np.flatnonzero(levels >= 0)
-    places = open_ + own.start
+    num_rows, length = magnitudes.shape
     # Only ranks are needed, for which sorting numbers is much faster than sorting places.
-    ordered = np.sort(magnitudes, axis=1).reshape(-1)
-    values = magnitudes.reshape(-1)[places]
-    bound = ordered[places // length * length + levels[open_]]
-    is_odd = draws[open_] & 1 == 1
-    kept[open_] = (values > bound) | ((values == bound) & is_odd)
-    return kept
-
-
-_KEPT, _DROPPED = -1, -2
+    ordered = np.empty((num_rows, length + 2), dtype=magnitudes.dtype)
+    ordered[:, 0], ordered[:, -1] = -1, np.inf
+    inner = ordered[:, 1:-1]
+    inner[:] = magnitudes
+    inner.sort(axis=1)
+    first = np.repeat(np.arange(num_rows, dtype=np.int64) * (length + 2), length)[own]
+    bound = ordered.reshape(-1).take(first + _bounds(task.shares, length).take(draws))
+    values = magnitudes.reshape(-1)[own]
+    return (values > bound) | ((values == bound) & (draws & 1 == 1))
 
 
 @lru_cache(8)
-def _levels(shares: Shares, length: int) -> NDArray[np.int32]:
-    """What each random number means for a row: an entry is kept or dropped, or a rank."""
+def _bounds(shares: Shares, length: int) -> NDArray[np.int64]:
+    """For each random number, where in a row is what has to be exceeded.
+
+    The row is in order, between something that all entries exceed and something that none does.
+    """
     low = round((shares.density - shares.epsilon) * LEVELS)
     high = max(low + 1, round((shares.density + shares.epsilon) * LEVELS))
-    numbers = np.arange(low, high)
+    numbers = np.arange(low, min(high, LEVELS))
     rank = (numbers - low) * (length - 1) // (high - low)
     may_equal = (numbers & 1 == 1) & (rank < length - 1)
-    levels = np.full(LEVELS, _DROPPED, dtype=np.int32)
-    levels[:low] = _KEPT
-    levels[low:high] = (rank + may_equal)[: LEVELS - low]
-    return levels
+    bounds = np.full(LEVELS, length + 1)
+    bounds[:low] = 0
+    bounds[low:high] = 1 + rank + may_equal
+    return bounds
