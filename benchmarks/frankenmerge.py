@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to work (needs the size of one result)")
     arguments = parser.parse_args()
     imports = [sys.executable, "-c", "import torch, safetensors.torch, time; time.sleep(0.5)"]
-    interpreter = run(imports)[1]
+    interpreter = run(imports).peak_bytes
     mats = [sys.executable, "-m", "matsmerge"]
     print(f"interpreter with torch: {interpreter / 1e6:.0f} MB")
     print(f"{'layers':>6} {'GB':>6} {'s':>7} {'planned MB':>11} {'peak MB':>8}")
@@ -89,7 +89,8 @@ def main() -> None:
             if num_layers in arguments.planned:
                 print(f"{row} {'-':>7} {planned} {'-':>8}")
                 continue
-            seconds, peak = run([*mats, "mergekit", str(file), str(Path(name) / "out"), "--quiet"])
+            command = [*mats, "mergekit", str(file), str(Path(name) / "out"), "--quiet"]
+            seconds, peak, _ = run(command)
             shutil.rmtree(Path(name) / "out")
             print(f"{row} {seconds:7.1f} {planned} {(peak - interpreter) / 1e6:8.0f}", flush=True)
 

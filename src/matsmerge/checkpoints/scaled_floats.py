@@ -60,7 +60,7 @@ def encode(values: Tensor, scaled: Scaled) -> tuple[Tensor, Tensor]:
     scales = blocks.abs().amax((1, 3)) / torch.finfo(scaled.dtype).max
     if scaled.has_powers:  # the next one, with which nothing is too large
         fraction, exponent = torch.frexp(scales)
-        scales = torch.ldexp(scales.new_ones(()), exponent - (fraction == 0.5).int())
+        scales = torch.ldexp(torch.ones_like(scales), exponent - (fraction == 0.5).int())
     scales = scales.masked_fill_(scales == 0, 1).to(scaled.scale_dtype)
     quotients = (blocks / scales.float()[:, None, :, None]).view(padded.shape)
     return quotients[:num_rows, :length].to(scaled.dtype), scales
