@@ -30,6 +30,10 @@ class Scaled:
     scale_dtype: torch.dtype = torch.float32
     has_powers: bool = False  # scales are powers of 2
 
+    def specs(self, name: str, shape: tuple[int, ...]) -> dict[str, TensorSpec]:
+        """The tensors to write."""
+        return {name: TensorSpec(self.dtype, shape), f"{name}{self.ending}": self.scales_of(shape)}
+
     def scales_of(self, shape: tuple[int, ...]) -> TensorSpec:
         """The tensor of scales beside a tensor."""
         if self.single is not None:
@@ -44,6 +48,10 @@ class Scaled:
         if self.single is not None:
             return prod(outer) * num_rows
         return min(self.rows * max(1, _BAND_ELEMENTS // max(1, self.rows * length)), num_rows)
+
+    def encoding_bytes(self, shape: tuple[int, ...]) -> int:
+        """Memory that writing takes: those rows in float32, thrice."""
+        return 3 * 4 * self.band_rows(shape) * shape[-1]
 
 
 def encode(values: Tensor, scaled: Scaled) -> tuple[Tensor, Tensor]:

@@ -37,25 +37,22 @@ def plan_fp8(
     """
     if recipe.dtype != FP8:
         return Fp8Output()
-    everyone = [alignment.base, *alignment.models] if alignment.base else alignment.models
-    like = next((m for m in everyone if m is not None and _scaled(m)), None)
+    base = [alignment.base] if alignment.base else []
+    like = next((model for model in (*base, *alignment.models) if _scaled(model)), None)
     if like is None:
         raise RecipeError(
             "dtype: fp8 writes what the base or a model has in FP8, and none is stored so; write "
             "bfloat16, and quantize the result (llm-compressor, transformers' FineGrainedFP8Config)"
         )
-    config = {}
-    for folder in (files.folder if files else None, like.checkpoint.folder):
-        config = config or quantization_config(folder)
+    of_files = quantization_config(files.folder if files else None)
+    config = of_files or quantization_config(like.checkpoint.folder)
     RecipeError.raise_all(_refusals(recipe, output, like, config))
     changed = _for_weights(config)
-    notes = [
-        f"written in FP8, as {like.checkpoint.label} is: {len(_scaled(like))} tensors",
-        *["scales of activations are not those of the merged model: they are dynamic now"]
-        * (changed != config),
-    ]
-    changes = {"quantization_config": changed} if changed else {}
-    return Fp8Output(_scaled(like), changes, tuple(notes))
+    scaled = _scaled(like)
+    notes = [f"{len(scaled)} tensors are written in FP8, as {like.checkpoint.label} stores them"]
+    if changed != config:
+        notes.append("config.json says that scales of activations are dynamic: old ones do not fit")
+    return Fp8Output(scaled, {"quantization_config": changed} if changed else {}, tuple(notes))
 
 
 def _scaled(model: AlignedModel) -> dict[str, Scaled]:

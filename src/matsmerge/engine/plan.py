@@ -61,13 +61,9 @@ class Parameter:
         """The tensors to write."""
         if self.lora:
             return self.lora.specs
-        if self.scaled is None:
-            return {self.written_as: self.fused or self.spec}
-        shape = self.spec.shape
-        return {
-            self.written_as: TensorSpec(self.scaled.dtype, shape),
-            f"{self.written_as}{self.scaled.ending}": self.scaled.scales_of(shape),
-        }
+        if self.scaled:
+            return self.scaled.specs(self.written_as, self.spec.shape)
+        return {self.written_as: self.fused or self.spec}
 
 
 @dataclass(frozen=True)
@@ -199,9 +195,8 @@ def make_plan(
 ) -> Plan:
     """Plan a merge of aligned models; `num_kept` iterates are written besides the last.
 
-    What is `scaled` is written in FP8.
-
-    Of a LoRA only the layers it has are merged and written. All parameters are measured.
+    Of a LoRA only the layers it has are merged and written. All parameters are measured. What is
+    `scaled` is written in FP8.
     """
     parameters: list[Parameter] = []
     fused = _fused_experts(alignment)
@@ -310,8 +305,8 @@ def make_jobs(
     num_elements = first_element = 0
     for parameter in parameters:
         # Factors are those of a whole weight, and so may scales be.
-        is_whole = parameter.lora is not None or parameter.scaled is not None
-        is_whole = is_whole or _is_tensor_merged(parameter)
+        is_apart = parameter.lora is not None or parameter.scaled is not None
+        is_whole = is_apart or _is_tensor_merged(parameter)
         start = 0
         while True:
             room = max(
@@ -368,23 +363,15 @@ def _site_bytes(site: PlannedSite, num_models: int, num_kept: int) -> int:
         size = min(site.stop - site.start, BLOCK_ELEMENTS)
         item = (first.compute_dtype or torch.int8).itemsize
         merging = (_SCRATCH_BLOCKS + num_models) * size * item
-    return merging + max(_factoring_bytes(p) + _scaling_bytes(p) for p in site.parameters)
+    return merging + max(map(_writing_bytes, site.parameters))
 
 
-def _factoring_bytes(parameter: Parameter) -> int:
-    """Memory that factoring a weight's change takes."""
+def _writing_bytes(parameter: Parameter) -> int:
+    """Memory that factoring a weight's change, or bringing it into FP8, takes."""
     if parameter.lora is None:
-        return 0
+        return parameter.scaled.encoding_bytes(parameter.spec.shape) if parameter.scaled else 0
     side = min(parameter.lora.matrix_shape)
     return 8 * (_CHANGES * parameter.spec.num_elements + _MOMENTS * side * side)
-
-
-def _scaling_bytes(parameter: Parameter) -> int:
-    """Memory that bringing a tensor into FP8 takes: the rows that are encoded together, thrice."""
-    if parameter.scaled is None:
-        return 0
-    rows = parameter.scaled.band_rows(parameter.spec.shape)
-    return 3 * 4 * rows * parameter.spec.shape[-1]
 
 
 def make_layer_jobs(
