@@ -323,7 +323,7 @@ def measure(command: list[str], read: Sequence[Path], is_cached: bool) -> Result
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    seconds, peak_bytes = run(command)
+    seconds, peak_bytes, _ = run(command)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {

@@ -6,7 +6,8 @@ Both tools are run as commands, with the same YAML, on the same files, one after
 include starting up. The copy limit reads every input and writes as many bytes as the output has,
 both with plain file operations, and waits for the disk. Peak memory is that of the command and all
 its processes (proportional set sizes added up, looked at 20 times a second), less that of an
-interpreter that has only imported torch and safetensors.
+interpreter that has only imported torch and safetensors. Processor seconds, of all threads and
+processes, are those that do not depend on what else a machine does.
 
 scripts/peers makes the environment with mergekit. --layers 2 is a quick trial.
 """
@@ -15,6 +16,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import statistics
 import subprocess
@@ -22,11 +24,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 HIDDEN, INTERMEDIATE, VOCABULARY = 1024, 4096, 32000
-METHODS: dict[str, dict[str, int | None]] = {
-    "linear": {"goal_copy": 4, "goal_mergekit": 6},
-    "task_arithmetic": {"goal_copy": 4, "goal_mergekit": 6},
+METHODS: dict[str, dict[str, float | None]] = {
+    "linear": {"goal_copy": 1.5, "goal_mergekit": None},
+    "task_arithmetic": {"goal_copy": 1.5, "goal_mergekit": None},
     "ties": {"goal_copy": None, "goal_mergekit": 20},
     "dare_linear": {"goal_copy": None, "goal_mergekit": None},
     "model_stock": {"goal_copy": None, "goal_mergekit": None},
@@ -116,9 +119,16 @@ def recipe(method: str, paths: list[Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def run(command: list[str]) -> tuple[float, int]:
-    """Seconds, and the largest memory of the process and its children in bytes."""
-    start = time.perf_counter()
+class Run(NamedTuple):
+    """What a command took."""
+
+    seconds: float
+    peak_bytes: int  # of the process and its children
+    processor_seconds: float
+
+
+def run(command: list[str]) -> Run:
+    start, processor = time.perf_counter(), processor_seconds()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         most = 0
@@ -129,7 +139,13 @@ def run(command: list[str]) -> tuple[float, int]:
         if process.returncode != 0:
             output.seek(0)
             sys.exit(f"{' '.join(command)} failed:\n{output.read().decode()[-3000:]}")
-    return seconds, most
+    return Run(seconds, most, processor_seconds() - processor)
+
+
+def processor_seconds() -> float:
+    """Of all processes that were started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def memory_of(pid: int) -> int:
@@ -185,11 +201,12 @@ def main() -> None:
         size = (paths[0] / "model.safetensors").stat().st_size
         print(f"{arguments.models} models and a base of {size / 2e9:.3f} billion parameters, bf16")
         imports = [sys.executable, "-c", "import torch, safetensors.torch, time; time.sleep(0.5)"]
-        interpreter = run(imports)[1]
+        interpreter = run(imports).peak_bytes
         print(f"interpreter with torch: {interpreter / 1e6:.0f} MB")
         print(
             f"{'':16} {'copy s':>8} {'ours s':>8} {'mergekit s':>11} {'ours/copy':>10} {'goal':>6} "
-            f"{'mergekit/ours':>14} {'goal':>6} {'our MB':>8} {'their MB':>9}"
+            f"{'mergekit/ours':>14} {'goal':>6} {'our MB':>8} {'their MB':>9} "
+            f"{'processor s':>12} {'theirs':>8} {'ratio':>6}"
         )
         for method in arguments.methods:
             file = folder / "recipe.yaml"
@@ -201,19 +218,22 @@ def main() -> None:
                 copies.append(copy_limit(paths, folder / "copy"))
                 ours.append(run([*mats, "--quiet"]))
                 shutil.rmtree(out)
-            seconds = statistics.median(r[0] for r in ours)
-            memory = max(r[1] for r in ours) - interpreter
+            seconds = statistics.median(r.seconds for r in ours)
+            processor = statistics.median(r.processor_seconds for r in ours)
+            memory = max(r.peak_bytes for r in ours) - interpreter
             limit = statistics.median(copies)
-            peer = None
+            peer = Run(0, interpreter, 0)
             if arguments.mergekit:
                 peer = run([str(arguments.mergekit), str(file), str(out)])
                 shutil.rmtree(out)
             goals = METHODS[method]
             print(
-                f"{method:16} {limit:8.2f} {seconds:8.2f} {peer[0] if peer else 0:11.2f} "
+                f"{method:16} {limit:8.2f} {seconds:8.2f} {peer.seconds:11.2f} "
                 f"{seconds / limit:10.2f} {goals['goal_copy'] or '-':>6} "
-                f"{peer[0] / seconds if peer else 0:14.1f} {goals['goal_mergekit'] or '-':>6} "
-                f"{memory / 1e6:8.0f} {(peer[1] - interpreter) / 1e6 if peer else 0:9.0f}",
+                f"{peer.seconds / seconds:14.1f} {goals['goal_mergekit'] or '-':>6} "
+                f"{memory / 1e6:8.0f} {(peer.peak_bytes - interpreter) / 1e6:9.0f} "
+                f"{processor:12.2f} {peer.processor_seconds:8.2f} "
+                f"{peer.processor_seconds / processor:6.1f}",
                 flush=True,
             )
 

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import load_file
 from torch import Tensor
+from vocabulary_folders import save_folder
 
 Mats = Callable[..., tuple[int, str, str]]
 
@@ -76,6 +79,21 @@ def test_seeds(mats: Mats, recipe: Callable[[str], Path], tmp_path: Path) -> Non
     assert merge("e", "--random-seed", "7")[1] == 7
 
 
+def test_truncated_embeddings_follow_the_tokenizer_of_the_base(mats: Mats, tmp_path: Path) -> None:
+    rows = torch.arange(10.0).reshape(5, 2)
+    for name, added in (("A", []), ("B", ["<x>", "<y>"])):
+        state = {"embed_tokens.weight": rows[: 3 + len(added)], "norm.weight": torch.ones(2)}
+        save_folder(tmp_path / name, state, ["a", "b", "c"], added, vocab_size=3 + len(added))
+    path = tmp_path / "recipe.yml"
+    path.write_text(LINEAR.replace("model: ", f"model: {tmp_path}/"))
+    assert mats("mergekit", path, tmp_path / "out")[0] == 1  # which tokenizer is not said
+    code, _, said = mats("mergekit", path, tmp_path / "out", "--unsafe-truncate-embeddings")
+    assert code == 0, said
+    assert "note: --unsafe-truncate-embeddings: no rows are cut off blindly" in said
+    found = load_file(tmp_path / "out/model.safetensors")["embed_tokens.weight"]
+    assert torch.equal(found, rows[:3])
+
+
 def test_several_documents(mats: Mats, recipe: Callable[[str], Path], tmp_path: Path) -> None:
     named = LINEAR.replace("{", "{name: First, ", 1)
     path = recipe(f"{named}\n---\n{LINEAR.replace('model: B', 'model: First')}")
@@ -90,7 +108,6 @@ def test_several_documents(mats: Mats, recipe: Callable[[str], Path], tmp_path: 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["out", "--unsafe-truncate-embeddings"], "tokenizer: {source: base}"),
         ([], "say where to write"),
         (["out", "--out-shard-size", "much"], "is not a size"),
     ],

@@ -182,6 +182,45 @@ def test_the_dry_run_says_what_becomes_of_rows(mats: Run, root: Path) -> None:
     assert "averaged over those that have them" in out
 
 
+def test_the_command_line_pads_and_says_where_rows_come_from(
+    mats: Run, root: Path, tmp_path: Path
+) -> None:
+    models = ["b=" + str(root / "b"), "c=" + str(root / "c"), "--base", str(root / "base")]
+    flags = ["--pad-to-multiple-of", "16", "--token", "<x>=b", "--token", "<y>=zero", "--token"]
+    flags += ["a==b=mean"]
+
+    def rows(*given: str) -> tuple[Any, dict[str, Any]]:
+        code, out, err = mats("merge", *given, "--dry-run", "--json")
+        assert code == 0, err
+        found = json.loads(out)["vocabulary"]
+        return found["num_rows"], {one["token"]: one for one in found["rows"]}
+
+    num, found = rows(*models, "--method", "task_arithmetic", *flags)
+    assert num == 32  # of the 20 tokens of the base, and three
+    assert (found["<x>"]["given"], found["<y>"]["given"]) == ({"b": 20}, {})
+    assert "a==b" in found
+    # A recipe's own are kept, but for what is said.
+    tokenizer = {"source": "union", "tokens": {"<x>": {"source": "b"}}}
+    entries = [{"model": str(root / name), "name": name} for name in "bc"]
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        json.dumps(
+            {
+                "models": entries,
+                "base": str(root / "base"),
+                "method": "task_arithmetic",
+                "tokenizer": tokenizer,
+            }
+        )
+    )
+    num, found = rows(str(recipe), "--pad-to-multiple-of", "8", "--token", "<y>=zero")
+    assert num == 24  # of 23 tokens
+    assert (found["<x>"]["given"], found["<y>"]["given"]) == ({"b": 20}, {})
+    code, _, err = mats("merge", *models, "--token", "<x>", "--dry-run")
+    assert code == 1
+    assert "--token: expected TOKEN=MODEL, found '<x>'" in err
+
+
 def test_tokens_that_nobody_has_are_said(root: Path) -> None:
     options: Any = {"tokenizer": {"source": "base", "tokens": {"<new>": {}}}}
     notes = matsmerge.plan([root / "a", root / "b"], root / "base", **options).notes

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import matsmerge
 from matsmerge import RecipeError
+from matsmerge.methods import arcee_fusion
 from matsmerge.methods.site import BLOCK_ELEMENTS
 
 Array = NDArray[np.float64]
@@ -141,18 +143,15 @@ def test_magnitude_prune(density: float) -> None:
         check(merged, base, {name: change.numpy()})
 
 
-@pytest.mark.parametrize("topk", [1.0, 0.6, 0.05, 0.0])
-@pytest.mark.parametrize("size", [1.0, 1e-4])
-def test_sce(topk: float, size: float) -> None:
-    base, tuned = models()
-    tuned = [{n: base[n] + size * (m[n] - base[n]) for n in base} for m in tuned]
+def sce(base: dict[str, Tensor], tuned: list[dict[str, Tensor]], topk: float) -> dict[str, Array]:
+    """Everything sorted; entries that vary as much as the last one selected are, too."""
     changes = {}
     for name in base:
         d = deltas(base, tuned, name)
         if topk < 1:
             variance = d.var(0)
-            kept = np.argsort(-variance)[: int(np.count_nonzero(variance) * topk)]
-            d = d * np.isin(np.arange(d.shape[1]), kept)
+            num = int(np.count_nonzero(variance) * topk)
+            d = d * (variance >= np.sort(variance)[-num]) if num else 0 * d
         squares = (d**2).mean(1)
         w = squares / squares.sum() if squares.sum() >= 1e-6 else np.full(len(d), 1 / len(d))
         sign = np.where(d.sum(0) >= 0, 1, -1)
@@ -160,7 +159,30 @@ def test_sce(topk: float, size: float) -> None:
         changes[name] = (d * agree * w[:, None]).sum(0) / np.maximum(
             1e-6, (agree * w[:, None]).sum(0)
         )
-    check(matsmerge.merge(tuned, base, "sce", select_topk=topk), base, changes)
+    return changes
+
+
+@pytest.mark.parametrize("topk", [1.0, 0.6, 0.05, 0.0])
+@pytest.mark.parametrize("size", [1.0, 1e-4])
+def test_sce(topk: float, size: float) -> None:
+    base, tuned = models()
+    tuned = [{n: base[n] + size * (m[n] - base[n]) for n in base} for m in tuned]
+    check(matsmerge.merge(tuned, base, "sce", select_topk=topk), base, sce(base, tuned, topk))
+
+
+@pytest.mark.parametrize("topk", [0.9, 0.3, 1e-5])
+@pytest.mark.parametrize("num_values", [5, 2**20])
+def test_sce_of_a_large_parameter(topk: float, num_values: int) -> None:
+    """It is sampled; of five values most variances occur thousands of times, and some are zero."""
+    g = torch.Generator().manual_seed(0)
+    shape = (3, BLOCK_ELEMENTS + 1)
+    base = {"p": torch.zeros(shape)}
+    tuned = [
+        {"p": torch.randint(num_values, shape, generator=g).div(num_values).sub(0.4)}
+        for _ in range(3)
+    ]
+    merged = matsmerge.merge(tuned, base, "sce", select_topk=topk)
+    check(merged, base, sce(base, tuned, topk))
 
 
 @pytest.mark.parametrize(("r", "alpha"), [(0.0, 0.2), (0.1, 0.2), (0.5, 10.0)])
@@ -217,6 +239,44 @@ def test_arcee_fusion(shape: tuple[int, ...]) -> None:
     assert 0 < is_kept.sum() < is_kept.size
     merged = matsmerge.merge([tuned], base, "arcee_fusion")["p"]
     assert torch.equal(merged, torch.where(torch.from_numpy(is_kept), tuned["p"], base["p"]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 1 / 40])
+def test_divergences_of_small_changes_are_exact(dtype: torch.dtype, size: float) -> None:
+    """Against 50 digits; probabilities go down to epsilon."""
+    g = torch.Generator().manual_seed(0)
+    base = torch.randn(3, 41, generator=g, dtype=dtype) * 6
+    delta = torch.randn(3, 41, generator=g, dtype=dtype)
+    delta *= size / delta.abs().max()
+    found = arcee_fusion._divergence_of_small(base, delta)[:, 0]
+    with localcontext() as context:
+        context.prec = 50
+        for row, value in enumerate(found.tolist()):
+            b = [Decimal(x) for x in base[row].tolist()]
+            m = [x + Decimal(d) for x, d in zip(b, delta[row].tolist(), strict=True)]
+            q, p = ([x.exp() for x in of] for of in (b, m))
+            q, p = ([x / sum(of) + Decimal("1e-8") for x in of] for of in (q, p))
+            exact = sum((x * (x / y).ln() for x, y in zip(p, q, strict=True)), Decimal(0))
+            assert value == pytest.approx(float(exact), rel=200 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_arcee_fusion_of_small_changes(dtype: torch.dtype) -> None:
+    g = torch.Generator().manual_seed(0)
+    base = torch.randn(7, 30, generator=g).mul(0.5).to(dtype)
+    tuned = (base.float() * (1 + 0.01 * torch.rand(7, 30, generator=g))).to(dtype)
+    change = tuned.double() - base.double()
+    assert change.abs().max() < 1 / 32
+    p, q = (x.double().softmax(1) + 1e-8 for x in (tuned, base))
+    importance = change.abs() * (p * (p / q).log()).sum(1, keepdim=True)
+    ordered = importance.flatten().sort().values
+    low, middle, high = (ordered[int(f * (len(ordered) - 1))] for f in (0.25, 0.5, 0.75))
+    bound = middle + 1.5 * (high - low)
+    assert ((importance / bound - 1).abs() > 1e-4).all()  # none is too near to tell
+    merged = matsmerge.merge([{"p": tuned}], {"p": base}, "arcee_fusion")["p"]
+    assert torch.equal(merged, torch.where(importance >= bound, tuned, base))
+    assert 0 < (importance >= bound).sum() < importance.numel()
 
 
 def test_arcee_fusion_of_a_model_that_did_not_change() -> None:

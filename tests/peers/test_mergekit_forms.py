@@ -20,6 +20,19 @@ RECIPES = {
     "stack-scaled": "{merge_method: passthrough, slices: [{sources: [{model: A, layer_range: [1, 3], "
     "parameters: {scale: [{filter: o_proj, value: 0}, {filter: down_proj, value: [0.5, 2]}, {value: 1}]}}]}, "
     "{sources: [{model: B, layer_range: [2, 4]}], parameters: {scale: 0.5}}]}",
+    # Ends with a second model that counts nothing, so that its rows were looked at, as large ones had.
+    "stack-linear": "{merge_method: linear, parameters: {weight: 1.0}, slices: [{sources: [{model: A, layer_range: [0, 1]}, "
+    "{model: B, layer_range: [0, 1], parameters: {weight: 0}}]}, {sources: [{model: B, layer_range: [0, 3]}]}, "
+    "{sources: [{model: A, layer_range: [3, 4]}, {model: B, layer_range: [3, 4], parameters: {weight: 0}}]}]}",
+    "layers-added": "{merge_method: passthrough, slices: [{sources: [{model: A, layer_range: [0, 3]}]}, {sources: [{layer_range: "
+    "[2, 3], model: A, parameters: {scale: [{filter: o_proj, value: 0.0}, {filter: down_proj, value: 0.0}, {value: 1.0}]}}]}, "
+    "{sources: [{model: A, layer_range: [3, 4]}]}]}",
+    "taken-away": "{merge_method: task_arithmetic, base_model: BASE, parameters: {normalize: 0.0, int8_mask: 1.0}, slices: [{sources: "
+    "[{layer_range: [0, 4], model: BASE}, {layer_range: [0, 4], model: A, parameters: {weight: 1.0}}, {layer_range: [0, 4], "
+    "model: B, parameters: {weight: -0.5}}]}]}",
+    "one-condition": "{merge_method: ties, base_model: BASE, slices: [{sources: [{layer_range: [0, 4], model: A, parameters: {density: "
+    "0.8, weight: {value: 0.5}}}, {layer_range: [0, 4], model: B, parameters: {density: 0.2, weight: {filter: mlp, value: 0.5}}}, "
+    "{layer_range: [0, 4], model: BASE}]}], parameters: {weight: 0, normalize: 1, lambda: 0.5}}",
     "slices-slerp": "{merge_method: slerp, base_model: A, slices: [{sources: [{model: A, layer_range: [0, 2]}, "
     "{model: B, layer_range: [1, 3]}]}, {sources: [{model: B, layer_range: [2, 4]}, {model: A, layer_range: [2, 4]}], "
     "parameters: {t: 0.8}}], parameters: {t: [{filter: self_attn, value: [0, 0.5, 1]}, {filter: mlp, value: [1, 0]}, {value: 0.3}]}}",

@@ -1,4 +1,5 @@
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,7 +8,9 @@ import yaml
 from matsmerge import RecipeError
 from matsmerge.recipes.mergekit import from_mergekit
 from matsmerge.recipes.recipe import make_recipe
+from matsmerge.recipes.recipe_file import read_recipes
 from matsmerge.recipes.rules import make_rules
+from matsmerge.recipes.tokenizer_spec import TokenizerSpec
 
 NAMES = ["embed", "layers.0.mlp.w", "layers.0.self_attn.w", "layers.2.mlp.w", "norm"]
 
@@ -260,6 +263,24 @@ def test_a_base_that_linear_counts_as_a_model() -> None:
     assert [m.model for m in recipe.models] == ["a", "b"]
 
 
+def test_a_tokenizer_as_earlier_versions_named_it() -> None:
+    text = "{merge_method: passthrough, models: [{model: o/a}], tokenizer_source: 'model:o/a'}"
+    recipe, _ = from_mergekit(yaml.safe_load(text))
+    assert make_recipe(recipe).tokenizer == TokenizerSpec(source="o/a")
+
+
+def test_yaml_with_anchors_and_windows_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yml"
+    lines = ["---", "half: &half {weight: 0.5, density: 0.5}", "models:", "  - model: a"]
+    lines += ["    parameters: *half", "  - model: b", "    parameters: {<<: *half, density: 0.7}"]
+    lines += ["merge_method: ties", "base_model: base", "parameters:", "tokenizer_source:", "..."]
+    path.write_bytes("\r\n".join(lines).encode())
+    (recipe,), notes = read_recipes(path)
+    assert [(m.weight, m.density) for m in recipe.models] == [(0.5, 0.5), (0.5, 0.7)]
+    assert recipe.tokenizer is None
+    assert any("ignores the key 'half'" in note for note in notes)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -279,6 +300,7 @@ def test_a_base_that_linear_counts_as_a_model() -> None:
         ("{merge_method: [linear], models: [{model: a}]}", "is not supported"),
         ("{merge_method: ties, base_model: c, models: [{model: a, parameters: {weight: [{val: 1}]}}]}", "'value'"),
         ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [2, 1]}]}]}", "FIRST, LAST"),
+        ("{merge_method: linear, slices: [{sources: [{model: a, layer_range: [0, 1]}, {model: a, layer_range: [1, 2]}]}], parameters: {weight: 1}}", "a document of its own"),
         ("{merge_method: passthrough, slices: [{sources: [{model: a}]}]}", "slices.0: expected layer_range"),
         ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [1, 3], parameters: {scale: [{filter: layers.1., value: 2}]}}]}]}", "names a layer"),
         ("{merge_method: linear, modules: {x: {models: [{model: a}]}, x.y: {models: [{model: a}]}}, parameters: {weight: 1}}", "overlap"),

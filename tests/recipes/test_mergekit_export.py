@@ -25,6 +25,7 @@ SAID = [
 UNSAID = [
     "{models: [a, b], method: magmax, base: c}",
     "{models: [a, b], method: ties, base: c}",  # ranked over the whole model
+    "{models: [a, b], method: average, dtype: fp8}",
     "{models: [a, b], method: average, heads: classifier.*}",
     "{models: [a, b], method: average, overrides: [{match: layers.0.w, method: {normalize: false}}]}",
     "{models: [a, b], method: average, overrides: [{match: '*w*', only: [a]}]}",

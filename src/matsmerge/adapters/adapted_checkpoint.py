@@ -13,6 +13,7 @@ from matsmerge.adapters.adapter_folder import Fitted, fit
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import read_json
 from matsmerge.checkpoints.recent_value import RecentValue
+from matsmerge.checkpoints.scaled_floats import Scaled
 from matsmerge.errors import CheckpointError
 
 _OUTPUTS = ("lm_head.weight", "embed_out.weight", "predictions.decoder.weight")
@@ -54,6 +55,9 @@ class AdaptedCheckpoint(Checkpoint):
     def changed(self) -> set[str]:
         """The tensors that are not the base's own."""
         return {*self.fitted.changes, *self.fitted.values}
+
+    def scaled_as(self, name: str) -> Scaled | None:
+        return self.base.scaled_as(name)
 
     def read_dtype(self, name: str) -> torch.dtype:
         stored = self.specs[name].dtype

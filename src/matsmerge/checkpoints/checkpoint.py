@@ -5,12 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.input_file import InputFile
 from matsmerge.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from matsmerge.checkpoints.scaled_floats import Scaled
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,10 @@ class Checkpoint(ABC):
     def read_dtype(self, name: str) -> torch.dtype:
         """The dtype to read a tensor in; one that is computed may have more digits than stored."""
         return self.specs[name].dtype
+
+    def scaled_as(self, name: str) -> "Scaled | None":  # noqa: ARG002
+        """How a tensor is stored in FP8, where it is."""
+        return None
 
     @abstractmethod
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:

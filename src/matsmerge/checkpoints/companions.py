@@ -131,7 +131,9 @@ def copy_companions(
 
 def _changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration with changes, also in its parts."""
-    parts = {k: _changed(config[k], v) for k, v in changes.items() if isinstance(v, Mapping)}
+    parts = {
+        k: _changed(config.get(k, {}), v) for k, v in changes.items() if isinstance(v, Mapping)
+    }
     return {**config, **changes, **parts}
 
 

@@ -11,7 +11,7 @@ that; products of MXFP4 are exact in it. Scales of activations mean nothing any 
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from math import ceil, prod
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import QUANTIZED_DTYPES, Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.recent_value import RecentValue
+from matsmerge.checkpoints.scaled_floats import Scaled
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import read_json
 
@@ -32,15 +33,6 @@ _DEFAULT_BLOCK = (128, 128)  # of X_scale_inv, where config.json does not say
 _PACKED_BYTES = 16  # of a group of 32 numbers in MXFP4
 
 
-@dataclass(frozen=True)
-class Scaled:
-    """How a float8 tensor is scaled: `rows` x `columns` numbers share one of `scale`."""
-
-    scale: str | None
-    rows: int = 1
-    columns: int = 1
-
-
 class DecodedCheckpoint(Checkpoint):
     """A checkpoint whose quantized tensors are read as bfloat16."""
 
@@ -50,7 +42,7 @@ class DecodedCheckpoint(Checkpoint):
         self.stored, self.scaled, self.packed = stored, scaled, packed
         self.label, self.aliases = stored.label, stored.aliases
         self.folder, self.place, self.files = stored.folder, stored.place, stored.files
-        used = {s.scale for s in scaled.values()}
+        used = {f"{name}{how.ending}" for name, how in scaled.items()}
         used |= {f"{name.removesuffix('_blocks')}_scales" for name in packed}
         self.specs = {
             packed.get(name, name): self._spec(name, spec)
@@ -72,6 +64,9 @@ class DecodedCheckpoint(Checkpoint):
     @property
     def origin(self) -> Checkpoint:
         return self.stored.origin
+
+    def scaled_as(self, name: str) -> Scaled | None:
+        return self.scaled.get(name)
 
     def read_dtype(self, name: str) -> torch.dtype:
         if name in self.scaled:
@@ -99,11 +94,11 @@ class DecodedCheckpoint(Checkpoint):
     def _read_scaled(self, name: str, start: int, stop: int) -> Tensor:
         values = self.stored.read(name, start, stop).float()
         how = self.scaled[name]
-        if how.scale is None:
+        if how.ending is None:
             return values
-        scale = self.stored.specs[how.scale]
-        if scale.num_elements == 1:
-            return values.mul_(self.stored.read(how.scale, 0, 1).float())
+        scale = f"{name}{how.ending}"
+        if how.single is not None:
+            return values.mul_(self.stored.read(scale, 0, 1).float())
         *_, num_rows, length = (1, *self.specs[name].shape)
         num_columns = ceil(length / how.columns)
         first, last = start // length, ceil(stop / length)
@@ -111,7 +106,7 @@ class DecodedCheckpoint(Checkpoint):
         per_matrix = ceil(num_rows / how.rows)
         lines = rows // num_rows * per_matrix + rows % num_rows // how.rows
         low, high = int(lines[0]), int(lines[-1]) + 1
-        scales = self.stored.read(how.scale, low * num_columns, high * num_columns).float()
+        scales = self.stored.read(scale, low * num_columns, high * num_columns).float()
         wide = scales.view(-1, num_columns)[lines - low].repeat_interleave(how.columns, 1)
         return values.mul_(wide[:, :length].reshape(-1)[start - first * length :][: stop - start])
 
@@ -140,13 +135,15 @@ def decode(checkpoint: Checkpoint) -> Checkpoint:
     }
     if not quantized and not packed:
         return checkpoint
-    block = _block_size(checkpoint.folder)
+    config = quantization_config(checkpoint.folder)
+    block = _block_size(config)
     scaled: dict[str, Scaled] = {}
     problems: list[str] = []
     scales = [n for n in specs if n.endswith(_SCALES) and not _ACTIVATIONS.fullmatch(n)]
     for name in (n for n in quantized if not n.endswith(_SCALES)):
-        scale = next((name + end for end in _SCALES if name + end in specs), None)
-        how = _find_scaling(specs, name, scale, block)
+        ending = next((end for end in _SCALES if name + end in specs), None)
+        scale = None if ending is None else name + ending
+        how = _find_scaling(specs, name, ending, block)
         what = f"{checkpoint.label}: tensor '{name}' is {specs[name]}"
         if scale is None and scales:
             problems.append(f"{what} and has no scales, which others have, such as '{scales[0]}'")
@@ -157,7 +154,10 @@ def decode(checkpoint: Checkpoint) -> Checkpoint:
                 f"({list(block) if block else 'of an unknown size'}, by its config.json)"
             )
         else:
-            scaled[name] = how
+            has_powers = (
+                how.scale_dtype == torch.float8_e8m0fnu or config.get("scale_fmt") == "ue8m0"
+            )
+            scaled[name] = replace(how, has_powers=has_powers)
     CheckpointError.raise_all(problems)
     return DecodedCheckpoint(checkpoint, scaled, packed)
 
@@ -170,33 +170,40 @@ def _is_packed(specs: Mapping[str, TensorSpec], name: str) -> bool:
 
 
 def _find_scaling(
-    specs: Mapping[str, TensorSpec], name: str, scale: str | None, block: tuple[int, int] | None
+    specs: Mapping[str, TensorSpec], name: str, ending: str | None, block: tuple[int, int] | None
 ) -> Scaled | None:
     """How a tensor is scaled, by the shape of its scales; None if they do not fit."""
-    if scale is None or specs[scale].num_elements == 1:
-        return Scaled(scale)
-    shape, grid = specs[name].shape, specs[scale].shape
+    dtype, shape = specs[name].dtype, specs[name].shape
+    if ending is None:
+        return Scaled(dtype)
+    scales = specs[name + ending]
+    grid, how = scales.shape, Scaled(dtype, ending, scale_dtype=scales.dtype)
+    if scales.num_elements == 1:
+        return replace(how, single=grid)
     if len(grid) == len(shape) - 1:  # one for each row, without saying so
-        grid = (*grid, 1)
+        grid, how = (*grid, 1), replace(how, is_flat=True)
     if len(grid) != len(shape) or len(shape) < 2 or grid[:-2] != shape[:-2]:
         return None
-    if block is None and scale.endswith("_scale_inv"):
+    if block is None and ending == "_scale_inv":
         block = _DEFAULT_BLOCK
     (num_rows, length), (lines, columns) = shape[-2:], grid[-2:]
     if block and (lines, columns) == (ceil(num_rows / block[0]), ceil(length / block[1])):
-        return Scaled(scale, *block)
+        return replace(how, rows=block[0], columns=block[1])
     if lines not in (1, num_rows) or not columns or length % columns:
         return None
-    return Scaled(scale, num_rows // lines, length // columns)
+    return replace(how, rows=num_rows // lines, columns=length // columns)
 
 
-def _block_size(folder: Path | None) -> tuple[int, int] | None:
-    """The size of blocks that a configuration names."""
+def quantization_config(folder: Path | None) -> dict[str, Any]:
+    """What the configuration in a folder says of quantization; empty if it says nothing."""
     path = folder / "config.json" if folder else None
     found: Any = read_json(path, CheckpointError) if path and path.exists() else {}
     config = found.get("quantization_config") if isinstance(found, dict) else None
-    if not isinstance(config, dict):
-        return None
+    return config if isinstance(config, dict) else {}
+
+
+def _block_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The size of blocks that a configuration names."""
     groups = config.get("config_groups")
     groups = groups.values() if isinstance(groups, dict) else ()
     weights = [group.get("weights") for group in groups if isinstance(group, dict)]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+from matsmerge.checkpoints.scaled_floats import Scaled
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,10 @@ class FilledCheckpoint(Checkpoint):
     @property
     def origin(self) -> Checkpoint:
         return self._of or self
+
+    def scaled_as(self, name: str) -> Scaled | None:
+        source = self._sources.get(name)
+        return source.checkpoint.scaled_as(source.name) if source else None
 
     def read_dtype(self, name: str) -> torch.dtype:
         source, stored = self._sources.get(name), self.specs[name].dtype

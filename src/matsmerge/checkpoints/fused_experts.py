@@ -18,6 +18,7 @@ from math import prod
 import torch
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
+from matsmerge.checkpoints.scaled_floats import Scaled
 
 Shape = tuple[int, ...]
 
@@ -110,6 +111,9 @@ class SeparatedExperts(Checkpoint):
     def _place(self, name: str) -> tuple[str, int]:
         piece = self.pieces.get(name)
         return (name, 0) if piece is None else (piece.tensor, piece.start)
+
+    def scaled_as(self, name: str) -> Scaled | None:
+        return self.fused.scaled_as(self._place(name)[0])
 
     def read_dtype(self, name: str) -> torch.dtype:
         return self.fused.read_dtype(self._place(name)[0])

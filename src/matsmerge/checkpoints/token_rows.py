@@ -19,6 +19,7 @@ from matsmerge.checkpoints.alignment import is_by_token
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
 from matsmerge.checkpoints.fused_experts import SeparatedExperts
 from matsmerge.checkpoints.input_file import InputFile
+from matsmerge.checkpoints.scaled_floats import Scaled
 from matsmerge.errors import AlignmentError
 
 _BLOCK_ELEMENTS = 1 << 20
@@ -162,6 +163,9 @@ class PermutedRows(Checkpoint):
         if not table.is_computed:
             return found
         return torch.promote_types(found, torch.float64 if found.itemsize > 2 else torch.float32)
+
+    def scaled_as(self, name: str) -> Scaled | None:
+        return self.of.scaled_as(name)
 
     def read_dtype(self, name: str) -> torch.dtype:
         return self._dtypes[name] if name in self.tables else self.of.read_dtype(name)

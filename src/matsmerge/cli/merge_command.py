@@ -69,7 +69,7 @@ def merge(
         "trajectory": _parse_list(solving.trajectory),
         **dict(adapters),
         "match_heads": general.match_heads,
-        "tokenizer": general.tokenizer,
+        "tokenizer": _tokenizer(general),
         "ignore_tokenizers": general.ignore_tokenizers,
     }
     if adapters.rank is not None and re.fullmatch(r"[0-9]{1,9}", adapters.rank):
@@ -162,6 +162,31 @@ def _parse_list(text: str | None) -> list[int]:
     return list(numbers)
 
 
+def _tokenizer(general: merge_options.General) -> dict[str, Any]:
+    """What the command line says of the tokenizer."""
+    tokens: dict[str, Any] = {}
+    for text in general.token:
+        token, _, source = text.rpartition("=")
+        if not token or not source:
+            raise RecipeError(f"--token: expected TOKEN=MODEL, found '{text}'")
+        tokens[token] = {"source": {"kind": source} if source in ("mean", "zero") else source}
+    given = {
+        "source": general.tokenizer,
+        "pad_to_multiple_of": general.pad_to_multiple_of,
+        "tokens": tokens,
+    }
+    return {key: value for key, value in given.items() if value}
+
+
+def _with_changes(tokenizer: Any, changes: dict[str, Any]) -> Any:
+    """The tokenizer of a recipe with what the command line says of it."""
+    if not changes:
+        return tokenizer
+    earlier = tokenizer or {"source": "base"}
+    tokens = {**earlier.get("tokens", {}), **changes.get("tokens", {})}
+    return {**earlier, **changes, "tokens": tokens}
+
+
 def _recipe_or_models(
     given: Sequence[str], parts: merge_options.WithoutFile
 ) -> tuple[Path | None, list[str]]:
@@ -187,6 +212,7 @@ def _from_file(path: Path, changes: dict[str, Any]) -> "tuple[list[Recipe], list
 
     (*earlier, recipe), notes = read_recipes(path)
     data = recipe.model_dump(mode="json", exclude_defaults=True) | {"executor": recipe.executor}
+    changes["tokenizer"] = _with_changes(data.get("tokenizer"), changes["tokenizer"])
     data |= {key: value for key, value in changes.items() if value}
     if changes["match_heads"] is not None:
         data["match_heads"] = changes["match_heads"]
@@ -214,6 +240,7 @@ def _from_options(
             raise RecipeError(f"{len(values)} times --{key} for {len(entries)} models")
         for entry, value in zip(entries, values, strict=False):
             entry[key] = value
+    changes["tokenizer"] = _with_changes(None, changes["tokenizer"])
     # An objective or an init without a method is the general one.
     default = "mats" if method.keys() & {"init", "objective", "solver"} else "average"
     return make_recipe(

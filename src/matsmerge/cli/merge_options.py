@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matsmerge.cli.field_options import Options, argument, option
 from matsmerge.cli.shared_options import Execution, Resuming
-from matsmerge.limits import MOST_COUNTED
+from matsmerge.limits import MOST_COUNTED, MOST_PADDED
 
 
 class General(Options):
@@ -26,7 +26,14 @@ class General(Options):
 
     tokenizer: str | None = option(metavar="SOURCE")
     """Bring embeddings of different vocabularies together: union of all tokens, base, or a MODEL
-    whose tokenizer to take. Rules for single tokens are for recipe files."""
+    whose tokenizer to take. Default: those of all models must agree; base with the two below."""
+
+    pad_to_multiple_of: int | None = option(ge=1, le=MOST_PADDED)
+    """Rows are added to embeddings until this divides their number."""
+
+    token: list[str] = option([], metavar="TOKEN=MODEL")
+    """Models that lack a token see MODEL's row of it; or, for MODEL, `mean` of all that have it, or
+    `zero`. Repeatable."""
 
     ignore_tokenizers: bool = False
     """Merge models whose tokenizers give tokens different ids all the same."""
@@ -86,7 +93,8 @@ class OutputFiles(Options):
     panel = "Output"
 
     dtype: str | None = option(metavar="DTYPE")
-    """Dtype of the output: float32, bfloat16, float16, float64. Default: the inputs'."""
+    """Dtype of the output: float32, bfloat16, float16, float64, or fp8 as an input is. Default: the
+    inputs', bfloat16 for those in FP8."""
 
     shard_size: str = option("5GB", metavar="SIZE")
     """Largest file to write."""

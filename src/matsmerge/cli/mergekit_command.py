@@ -56,7 +56,7 @@ class Flags(Options):
     """Where downloaded models are kept."""
 
     unsafe_truncate_embeddings: bool | None = None
-    """Refused: say tokenizer: {source: base} in the recipe."""
+    """Rows of embeddings are those of the base's tokenizer, as with tokenizer: {source: base}."""
 
     lazy: bool | None = None
     """Results of named documents that are there are used again; they always are, if unchanged."""
@@ -148,15 +148,19 @@ def mergekit(place: Place, flags: Flags, ignored: Ignored, screen: Screen) -> No
     import matsmerge
     from matsmerge.engine.machine import keep_freed_memory
     from matsmerge.recipes.recipe_file import read_recipes
+    from matsmerge.recipes.tokenizer_spec import TokenizerSpec
 
-    if flags.unsafe_truncate_embeddings:
-        raise RecipeError(
-            "--unsafe-truncate-embeddings: mixes unrelated tokens where ids differ; say which "
-            "tokenizer the result has with tokenizer: {source: base} in the recipe"
-        )
     if flags.transformers_cache is not None:
         os.environ["HF_HUB_CACHE"] = str(flags.transformers_cache)
     recipes, notes = read_recipes(place.config_file)
+    if flags.unsafe_truncate_embeddings:
+        own = {"tokenizer": TokenizerSpec(source="base")}
+        recipes = [r if r.tokenizer else r.model_copy(update=own) for r in recipes]
+        notes = [
+            *notes,
+            "--unsafe-truncate-embeddings: no rows are cut off blindly; they are those of the "
+            "base's tokenizer, as with tokenizer: {source: base}",
+        ]
     if flags.random_seed is not None:
         recipes = [_seeded(recipe, flags.random_seed) for recipe in recipes]
     out = place.out or place.out_path

@@ -107,7 +107,7 @@ def make_manifest(
         "parameters": {
             p.name: {
                 "shape": list(p.spec.shape),
-                "dtype": dtype_name(p.spec.dtype),
+                "dtype": dtype_name(p.scaled.dtype if p.scaled else p.spec.dtype),
                 **(
                     {"rule": rules.index(p.rule), "norm": math.sqrt(squares[p.name])}
                     if p.compute_dtype is not None

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
+from matsmerge.checkpoints.decoded_checkpoint import decode
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.checkpoints.source import Source
 from matsmerge.engine.manifest import describe_inputs
@@ -113,4 +114,4 @@ def _stand_in(prepared: PreparedMerge, name: str) -> Checkpoint:
             copied[p.written_as] = Stored(source.checkpoint, source.names[p.name])
     result = FilledCheckpoint(name, prepared.written, copied)
     result.folder = prepared.companions[0].parent if prepared.companions else None
-    return result
+    return decode(result)

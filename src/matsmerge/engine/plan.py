@@ -9,6 +9,7 @@ from matsmerge.adapters.lora import LoraLayer
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import TensorSpec
 from matsmerge.checkpoints.fused_experts import SeparatedExperts
+from matsmerge.checkpoints.scaled_floats import Scaled
 from matsmerge.engine.adapter_output import AdapterOutput
 from matsmerge.engine.devices import PROCESSOR
 from matsmerge.errors import AlignmentError, StatisticsError
@@ -48,6 +49,7 @@ class Parameter:
     lora: LoraLayer | None
     written_from: int = 0
     fused: TensorSpec | None = None
+    scaled: Scaled | None = None  # how it is written in FP8, where it is
 
     @property
     def is_merged(self) -> bool:
@@ -57,7 +59,11 @@ class Parameter:
     @property
     def written(self) -> dict[str, TensorSpec]:
         """The tensors to write."""
-        return self.lora.specs if self.lora else {self.written_as: self.fused or self.spec}
+        if self.lora:
+            return self.lora.specs
+        if self.scaled:
+            return self.scaled.specs(self.written_as, self.spec.shape)
+        return {self.written_as: self.fused or self.spec}
 
 
 @dataclass(frozen=True)
@@ -185,10 +191,12 @@ def make_plan(
     output: AdapterOutput,
     evidence: Sequence[Evidence] = (),
     num_kept: int = 0,
+    scaled: Mapping[str, Scaled] | None = None,
 ) -> Plan:
     """Plan a merge of aligned models; `num_kept` iterates are written besides the last.
 
-    Of a LoRA only the layers it has are merged and written. All parameters are measured.
+    Of a LoRA only the layers it has are merged and written. All parameters are measured. What is
+    `scaled` is written in FP8.
     """
     parameters: list[Parameter] = []
     fused = _fused_experts(alignment)
@@ -203,7 +211,12 @@ def make_plan(
         if name in fused:
             (written_as, start), whole = fused[name]
             place = start, TensorSpec(spec.dtype, whole)
-        parameters.append(Parameter(name, spec, computed, rules[name], written_as, lora, *place))
+        how = scaled.get(name) if scaled else None
+        if how is not None and how.ending is None:
+            how, spec = None, TensorSpec(how.dtype, spec.shape)
+        parameters.append(
+            Parameter(name, spec, computed, rules[name], written_as, lora, *place, how)
+        )
 
     together: dict[object, list[Parameter]] = {}
     alone: list[Parameter] = []
@@ -291,8 +304,9 @@ def make_jobs(
     sites: list[PlannedSite] = []
     num_elements = first_element = 0
     for parameter in parameters:
-        # Factors are those of a whole weight.
-        is_whole = parameter.lora is not None or _is_tensor_merged(parameter)
+        # Factors are those of a whole weight, and so may scales be.
+        is_apart = parameter.lora is not None or parameter.scaled is not None
+        is_whole = is_apart or _is_tensor_merged(parameter)
         start = 0
         while True:
             room = max(
@@ -349,13 +363,13 @@ def _site_bytes(site: PlannedSite, num_models: int, num_kept: int) -> int:
         size = min(site.stop - site.start, BLOCK_ELEMENTS)
         item = (first.compute_dtype or torch.int8).itemsize
         merging = (_SCRATCH_BLOCKS + num_models) * size * item
-    return merging + max(map(_factoring_bytes, site.parameters))
+    return merging + max(map(_writing_bytes, site.parameters))
 
 
-def _factoring_bytes(parameter: Parameter) -> int:
-    """Memory that factoring a weight's change takes."""
+def _writing_bytes(parameter: Parameter) -> int:
+    """Memory that factoring a weight's change, or bringing it into FP8, takes."""
     if parameter.lora is None:
-        return 0
+        return parameter.scaled.encoding_bytes(parameter.spec.shape) if parameter.scaled else 0
     side = min(parameter.lora.matrix_shape)
     return 8 * (_CHANGES * parameter.spec.num_elements + _MOMENTS * side * side)
 

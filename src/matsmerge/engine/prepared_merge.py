@@ -15,6 +15,7 @@ from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
+from matsmerge.engine.fp8_output import plan_fp8
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
 from matsmerge.engine.merge_checks import check_covered, check_joint, check_modules, check_start
@@ -143,6 +144,7 @@ def prepare(
     rules = make_rules(recipe, alignment.names, stacked.taking)
     rules = _rules_of_view(recipe, inputs, rules, completed.copied)
     output = plan_output(recipe, inputs, alignment, rules)
+    fp8 = plan_fp8(recipe, alignment, output, of)
     methods = list(dict.fromkeys(rule.method for rule in rules.values()))
     is_along_prefix = any(method.uses_merged_inputs for method in methods)
     if is_along_prefix and inputs.view == "vectors":
@@ -169,7 +171,8 @@ def prepare(
             collected=() if evidence else tuple(kinds_needed(apart)),
         )
     known = prefix.evidence if prefix else evidence
-    plan = make_plan(alignment, rules, dtype, output, known, len(recipe.trajectory))
+    num_kept = len(recipe.trajectory)
+    plan = make_plan(alignment, rules, dtype, output, known, num_kept, fp8.scaled)
     check_covered(plan, methods)
     if vocabulary is not None and is_permuted:
         check_rows(vocabulary.rows, plan.layers, alignment)
@@ -189,7 +192,7 @@ def prepare(
     code += poor_models(recipe, evidence)
     along = prefix.notes_on(plan) if prefix else ()
     along = [*along, *plan_notes(plan, recipe, alignment, evidence)]
-    notes = *inputs.notes, *completed.notes, *alignment.notes, *tokenizers.notes
+    notes = *inputs.notes, *completed.notes, *alignment.notes, *fp8.notes, *tokenizers.notes
     return PreparedMerge(
         recipe,
         alignment,
@@ -204,7 +207,7 @@ def prepare(
         head_records=_head_records(recipe, alignment),
         inherited=inherited,
         chat_template=tokenizers.chat_template,
-        config_changes=config_changes,
+        config_changes={**config_changes, **fp8.config_changes},
         vocabulary=vocabulary,
     )
 

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, dtype_name
+from matsmerge.checkpoints.scaled_floats import ScaledWriter
 from matsmerge.engine.devices import PROCESSOR, has_float64
 from matsmerge.engine.plan import Job, Parameter, PlannedSite, read_by, taking_part
 from matsmerge.errors import NonFiniteError
@@ -93,6 +94,7 @@ class Worker:
     def _merge_stretches(self, parameter: Parameter, site: Site, sinks: Sinks) -> float:
         """Merge and write one stretch after the other; returns the sum of squares."""
         method = parameter.rule.method.fallback
+        write = _writer(parameter, sinks.values())
         squares = 0.0
         for part in site.stretches():
             merged = values_of(method.merge(part), part)
@@ -100,9 +102,7 @@ class Worker:
             if not self.allow_nonfinite:
                 _check_result(parameter, merged, square)
             squares += square
-            rounded = merged.to(parameter.spec.dtype).cpu()
-            for sink in sinks.values():
-                sink.write(parameter.written_as, parameter.written_from + part.start, rounded)
+            write(part.start, merged)
         return squares
 
     def _merge_whole(
@@ -146,8 +146,7 @@ class Worker:
         if not self.allow_nonfinite:
             _check_result(parameter, values, torch.dot(values, values).item())
         if parameter.lora is None:
-            rounded = values.to(parameter.spec.dtype).cpu().contiguous()
-            sink.write(parameter.written_as, parameter.written_from, rounded)
+            _writer(parameter, [sink])(0, values)
             return
         base = self.alignment.base
         assert base is not None
@@ -239,6 +238,22 @@ class Worker:
             for p in planned.parameters:
                 for model in read_by(p, self.alignment):
                     model.checkpoint.prefetch(model.names[p.name], *planned.span(p))
+
+
+def _writer(parameter: Parameter, sinks: Iterable[Sink]) -> Callable[[int, Tensor], None]:
+    """A function that writes a parameter's merged values from some element on, in their order."""
+
+    def write(name: str, start: int, values: Tensor) -> None:
+        for sink in sinks:
+            sink.write(name, parameter.written_from + start, values)
+
+    def round_and_write(start: int, values: Tensor) -> None:
+        write(parameter.written_as, start, values.to(parameter.spec.dtype).cpu().contiguous())
+
+    if parameter.scaled is None:
+        return round_and_write
+    shape = parameter.spec.shape
+    return ScaledWriter(parameter.scaled, parameter.written_as, shape, write).take
 
 
 def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:

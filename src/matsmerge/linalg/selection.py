@@ -19,7 +19,7 @@ Values = NDArray[np.float32] | NDArray[np.float64]
 _NUM_DEVIATIONS = 3.0
 _MIN_MARGIN = 1e-4
 _MAX_NARROW_MISSES = 3
-_MAX_REPEATED = 1 << 13  # collected values beyond which equal ones are counted, not kept
+MAX_REPEATED = 1 << 13  # collected values beyond which equal ones are counted, not kept
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def add_tallies(tallies: Sequence[Tally]) -> Tally:
 
 def _count_equal(seen: Tally) -> Tally:
     """The same with equal values counted instead of kept, where there are many."""
-    if len(seen.inside) <= _MAX_REPEATED:
+    if len(seen.inside) <= MAX_REPEATED:
         return seen
     inside, where = np.unique(seen.inside, return_inverse=True)
     counts = np.bincount(where, weights=seen.counts).astype(np.int64)

@@ -11,6 +11,9 @@ from matsmerge.methods.site import Site, Task
 from matsmerge.methods.trimming import find_ranked
 
 _EPSILON = 1e-8  # mergekit's, added to probabilities
+# Changes up to this make r at most 0.07, for which so many terms are as exact as a logarithm.
+_SMALL_CHANGE = 1 / 32
+_NUM_TERMS = {torch.float32: 6, torch.float64: 14}
 
 
 class ArceeFusion(Method):
@@ -47,7 +50,39 @@ class ArceeFusion(Method):
 def _importance(site: Site) -> list[Tensor]:
     length = max(1, site.shape[-1]) if site.shape else 1
     rows, own = site.whole_rows(length)
-    base, model = (v.double().view(-1, length) for v in (rows.load_base(), rows.tasks[0].load()))
-    p, q = (v.softmax(1).add_(_EPSILON) for v in (model, base))
-    divergence = (p * (p / q).log_()).sum(1, keepdim=True).clamp_min_(0)
-    return [model.sub_(base).abs_().mul_(divergence).view(-1)[own]]
+    base, delta = (v.view(-1, length) for v in (rows.load_base(), rows.tasks[0].load()))
+    delta.sub_(base)
+    largest = delta.abs().max() if delta.numel() else 0
+    is_small = largest <= _SMALL_CHANGE
+    divergence = _divergence_of_small(base, delta) if is_small else _divergence(base, delta)
+    return [delta.abs_().mul_(divergence).view(-1)[own]]
+
+
+def _divergence(base: Tensor, delta: Tensor) -> Tensor:  # (rows, 1)
+    base = base.double()
+    p, q = (v.softmax(1).add_(_EPSILON) for v in (base + delta, base))
+    return (p * (p / q).log_()).sum(1, keepdim=True).clamp_min_(0).to(delta.dtype)
+
+
+def _divergence_of_small(base: Tensor, delta: Tensor) -> Tensor:  # (rows, 1)
+    """The same without a logarithm, and without differences of nearly equal numbers.
+
+    With q = softmax(base) and c = exp(delta) - 1, softmax(model) is q (1 + c) / (1 + s), s = sum q
+    c. So p / q, both with epsilon, is 1 + r, r = q / (q + epsilon) (c - s) / (1 + s), and as the
+    sum of (q + epsilon) r is 0, the divergence is the sum of (q + epsilon) ((1 + r) log(1 + r) - r)
+    = (q + epsilon) r^2 (1/2 - r/6 + r^2/12 - ...).
+    """
+    q = base.softmax(1)
+    change = torch.expm1(delta)
+    s = (q * change).sum(1, keepdim=True)
+    whole = q + _EPSILON
+    r = change.sub_(s).div_(1 + s).mul_(q).div_(whole)
+    num = _NUM_TERMS[r.dtype]
+    series = torch.full_like(r, _coefficient(num - 1))
+    for k in range(num - 2, -1, -1):
+        series.mul_(r).add_(_coefficient(k))
+    return series.mul_(r).mul_(r).mul_(whole).sum(1, keepdim=True)
+
+
+def _coefficient(k: int) -> float:
+    return (-1) ** k / ((k + 1) * (k + 2))

@@ -1,5 +1,6 @@
 """DELLA: drop entries of the task vectors at random, small ones more often."""
 
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -80,18 +81,31 @@ def _choose(
     Between, it is a rank that has to be exceeded: only there magnitudes are looked at. Odd numbers
     let an entry that equals the one of this rank stay, even ones do not.
     """
-    shares, length = task.shares, magnitudes.shape[1]
+    num_rows, length = magnitudes.shape
+    # Only ranks are needed, for which sorting numbers is much faster than sorting places.
+    ordered = np.empty((num_rows, length + 2), dtype=magnitudes.dtype)
+    ordered[:, 0], ordered[:, -1] = -1, np.inf
+    inner = ordered[:, 1:-1]
+    inner[:] = magnitudes
+    inner.sort(axis=1)
+    first = np.repeat(np.arange(num_rows, dtype=np.int64) * (length + 2), length)[own]
+    bound = ordered.reshape(-1).take(first + _bounds(task.shares, length).take(draws))
+    values = magnitudes.reshape(-1)[own]
+    return (values > bound) | ((values == bound) & (draws & 1 == 1))
+
+
+@lru_cache(8)
+def _bounds(shares: Shares, length: int) -> NDArray[np.int64]:
+    """For each random number, where in a row is what has to be exceeded.
+
+    The row is in order, between something that all entries exceed and something that none does.
+    """
     low = round((shares.density - shares.epsilon) * LEVELS)
     high = max(low + 1, round((shares.density + shares.epsilon) * LEVELS))
-    kept = draws < low
-    open_ = np.flatnonzero((draws >= low) & (draws < high))
-    numbers = draws[open_].astype(np.int64)
+    numbers = np.arange(low, min(high, LEVELS))
     rank = (numbers - low) * (length - 1) // (high - low)
     may_equal = (numbers & 1 == 1) & (rank < length - 1)
-    places = open_ + own.start
-    values = magnitudes.reshape(-1)[places]
-    # Only ranks are needed, for which sorting numbers is much faster than sorting places.
-    ordered = np.sort(magnitudes, axis=1).reshape(-1)
-    bound = ordered[places - places % length + rank + may_equal]
-    kept[open_] = (values > bound) | ((values == bound) & (numbers & 1 == 1))
-    return kept
+    bounds = np.full(LEVELS, length + 1)
+    bounds[:low] = 0
+    bounds[low:high] = 1 + rank + may_equal
+    return bounds

@@ -1,8 +1,8 @@
 """SCE: select where models differ most, calculate weights, erase minorities."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from matsmerge.linalg.selection import (
+    MAX_REPEATED,
+    Bracket,
+    Tally,
+    bracket_quantile,
+    kth_largest,
+)
 from matsmerge.methods.method import Measuring, Method, Pass
-from matsmerge.methods.site import Site, Task, stack_deltas
-from matsmerge.methods.trimming import find_ranked
+from matsmerge.methods.site import Site, Task, scratch, stack_deltas
+from matsmerge.methods.trimming import SAMPLE_ABOVE, sample_pass
 
 _SMALLEST = 1e-6  # mergekit's: task vectors smaller than this all count the same
 
@@ -38,12 +45,12 @@ class Sce(Method):
     def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
         threshold = 0.0
         if self.select_topk < 1:
-            num_varying = sum((yield Pass(_count_varying)))
-            num_kept = int(num_varying * self.select_topk)
-            if num_kept == 0:
+            found = yield from _find_selected(self.select_topk, num_elements)
+            if found is None:
                 return {"threshold": [0.0], "weights": [0.0] * len(tasks)}
-            ((threshold,),) = yield from find_ranked([[num_kept]], num_elements, _variances)
-        sums = np.sum((yield Pass(_Squares(threshold))), axis=0)
+            threshold, sums = found
+        else:
+            sums = np.sum((yield Pass(_sum_squares)), axis=0)
         means = sums / num_elements
         weights = np.array([task.weight for task in tasks])
         if means.sum() >= _SMALLEST:
@@ -62,14 +69,6 @@ class Sce(Method):
         return base.add_(merged.div_(divisor.clamp_min_(_SMALLEST)))
 
 
-def _variances(site: Site) -> list[Tensor]:
-    return [_variance(stack_deltas(site, site.load_base()))]
-
-
-def _count_varying(site: Site) -> int:
-    return int(_variances(site)[0].count_nonzero())
-
-
 def _select(site: Site, base: Tensor, threshold: float) -> Tensor:  # (models, elements)
     deltas = stack_deltas(site, base)
     return deltas.mul_(_variance(deltas) >= threshold) if threshold else deltas
@@ -78,13 +77,85 @@ def _select(site: Site, base: Tensor, threshold: float) -> Tensor:  # (models, e
 def _variance(deltas: Tensor) -> Tensor:
     # `Tensor.var` over the first dimension takes ten times as long.
     mean = deltas.sum(0).div_(len(deltas))
-    return (deltas - mean).square_().sum(0).div_(len(deltas))
+    apart = torch.sub(deltas, mean, out=scratch("apart", tuple(deltas.shape), deltas))
+    return apart.square_().sum(0).div_(len(deltas))
+
+
+def _sum_squares(site: Site) -> NDArray[np.float64]:  # (models,)
+    deltas = stack_deltas(site, site.load_base())
+    return deltas.double().square_().sum(1).numpy()
+
+
+def _find_selected(
+    share: float, num_elements: int
+) -> Generator[Pass, list[Any], tuple[float, NDArray[np.float64]] | None]:
+    """The variance that a share of the varying entries reaches, and each model's squares there.
+
+    None if that is no entry. One pass counts what varies, and finds both, if the bracket from a
+    sample holds the variance.
+    """
+    bracket: float | Bracket = Bracket()
+    if num_elements > SAMPLE_ABOVE:
+        blocks = yield sample_pass(_variances, num_elements)
+        sample = [block for (block,) in blocks]
+        num_varying = sum(np.count_nonzero(block) for block in sample)
+        bracket = bracket_quantile(sample, share * num_varying / sum(map(len, sample)))
+    while isinstance(bracket, Bracket):
+        (seen,) = _add_seen((yield Pass(_Selecting(bracket), fold=_add_seen)))
+        num_kept = int(seen.num_varying * share)
+        if num_kept == 0:
+            return None
+        bracket = kth_largest(num_kept, seen.tally, bracket)
+    is_kept = seen.tally.inside >= bracket
+    return bracket, seen.squares_above + seen.squares[:, is_kept].sum(1)
+
+
+def _variances(site: Site) -> list[Tensor]:
+    return [_variance(stack_deltas(site, site.load_base()))]
 
 
 @dataclass(frozen=True)
-class _Squares:
-    threshold: float
+class _Seen:
+    """What a bracket of variances saw: a tally, and beside it the squares of all models."""
 
-    def __call__(self, site: Site) -> NDArray[np.float64]:  # (models,)
-        deltas = _select(site, site.load_base(), self.threshold).double()
-        return deltas.square_().sum(1).numpy()
+    num_varying: int
+    tally: Tally
+    squares: NDArray[np.float64]  # (models, inside), of all entries with such a variance
+    squares_above: NDArray[np.float64]  # (models,)
+
+
+@dataclass(frozen=True)
+class _Selecting:
+    bracket: Bracket
+
+    def __call__(self, site: Site) -> _Seen:
+        deltas = stack_deltas(site, site.load_base())
+        variance = _variance(deltas).numpy()
+        above = variance > self.bracket.high
+        places = np.flatnonzero((variance >= self.bracket.low) ^ above)
+        counts = np.ones(len(places), dtype=np.int64)
+        inside = deltas[:, torch.from_numpy(places)].double().square_().numpy()
+        sums = deltas.mul_(torch.from_numpy(above)).double().square_().sum(1).numpy()
+        tally = Tally(int(np.count_nonzero(above)), variance[places], counts)
+        return _count_equal(_Seen(int(np.count_nonzero(variance)), tally, inside, sums))
+
+
+def _add_seen(at_sites: list[_Seen]) -> list[_Seen]:
+    tally = Tally(
+        sum(seen.tally.num_above for seen in at_sites),
+        np.concatenate([seen.tally.inside for seen in at_sites]),
+        np.concatenate([seen.tally.counts for seen in at_sites]),
+    )
+    squares = np.concatenate([seen.squares for seen in at_sites], axis=1)
+    above = np.sum([seen.squares_above for seen in at_sites], axis=0)
+    return [_count_equal(_Seen(sum(s.num_varying for s in at_sites), tally, squares, above))]
+
+
+def _count_equal(seen: _Seen) -> _Seen:
+    """The same with entries of equal variance added up, where there are many."""
+    if len(seen.tally.inside) <= MAX_REPEATED:
+        return seen
+    inside, where = np.unique(seen.tally.inside, return_inverse=True)
+    counts = np.bincount(where, weights=seen.tally.counts).astype(np.int64)
+    squares = np.stack([np.bincount(where, weights=row) for row in seen.squares])
+    return replace(seen, tally=Tally(seen.tally.num_above, inside, counts), squares=squares)

@@ -82,10 +82,7 @@ def find_ranked(
     wanted = [(row, rank) for row, own in enumerate(ranks) for rank in own]
     found: list[float | Bracket] = [Bracket() for _ in wanted]
     if num_elements > SAMPLE_ABOVE and wanted:
-        # More blocks take longer to sample, fewer leave more to collect and sort.
-        num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (32 * _SAMPLE_BLOCK))
-        spacing = num_elements // max(16, num_blocks)
-        sample = yield Pass(_Sampling(rows), spacing=spacing, block_elements=_SAMPLE_BLOCK)
+        sample = yield sample_pass(rows, num_elements)
         blocks = list(zip(*sample, strict=True))  # of each row
         found = [bracket_quantile(blocks[row], rank / num_elements) for row, rank in wanted]
     while any(isinstance(f, Bracket) for f in found):
@@ -96,6 +93,14 @@ def find_ranked(
                 found[i] = kth_largest(wanted[i][1], seen, bracket)
     values = iter([f for f in found if isinstance(f, float)])
     return [[next(values) for _ in own] for own in ranks]
+
+
+def sample_pass(rows: Callable[[Site], Iterable[Tensor]], num_elements: int) -> Pass:
+    """A pass that notes rows at some sites, from which to guess where a rank is."""
+    # More blocks take longer to sample, fewer leave more to collect and sort.
+    num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (32 * _SAMPLE_BLOCK))
+    spacing = num_elements // max(16, num_blocks)
+    return Pass(_Sampling(rows), spacing=spacing, block_elements=_SAMPLE_BLOCK)
 
 
 @dataclass(frozen=True)

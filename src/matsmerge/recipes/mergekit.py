@@ -67,7 +67,10 @@ def read_tokenizer_choice(data: Mapping[str, Any]) -> Any:
     given, source = data.get("tokenizer"), data.get("tokenizer_source")
     if given is not None and source is not None:
         raise RecipeError("tokenizer and tokenizer_source say the same; give one of them")
-    return given if source is None else {"source": source}
+    if source is None:
+        return given
+    # Earlier versions of mergekit wrote a model so, and so do cards of that time.
+    return {"source": source.removeprefix("model:") if isinstance(source, str) else source}
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,11 @@ class _Translation(MergekitReader):
         """The ranges of a slice, by the paths of the models; the base's where it is not one."""
         found: dict[str, Any] = dict(zip(group.paths, ranges, strict=True))
         if len(found) < len(ranges):
-            self.problems.append(f"slices: {', '.join(group.paths)}: a model is given twice")
+            self.problems.append(
+                f"slices: {', '.join(group.paths)}: a model is given twice, and mergekit takes its "
+                "last range; make each range a document of its own with a name (passthrough), and "
+                "merge these"
+            )
         with noted(self.problems, RecipeError):
             if not self._is_apart(group):
                 return found

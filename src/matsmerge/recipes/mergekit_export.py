@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matsmerge.recipes.mergekit_methods import MERGEKIT_METHODS, find_method, our_name
-from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe import FP8, Recipe
 from matsmerge.recipes.recipe_parts import ModelEntry, Override
 from matsmerge.recipes.stack import BASE, OtherBase
 
@@ -21,6 +21,8 @@ def to_mergekit(recipe: Recipe, rename: Mapping[str, str]) -> dict[str, Any] | N
     """
     name = "linear" if recipe.method.name == "average" else recipe.method.name
     if name not in MERGEKIT_METHODS or any(getattr(recipe, key) for key in _UNSAID):
+        return None
+    if recipe.dtype == FP8:
         return None
     if any(entry.statistics or entry.data for entry in recipe.models) or len(recipe.stack) > 1:
         return None

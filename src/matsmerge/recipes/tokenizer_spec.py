@@ -16,6 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from matsmerge.limits import MOST_PADDED
+
 
 def _as_reference(value: Any) -> Any:
     """Mergekit's `{model: {path: X, revision: Y}}` as `X@Y`."""
@@ -84,7 +86,7 @@ class TokenizerSpec(_Part):
     tokens: Annotated[
         dict[str, TokenRule], BeforeValidator(lambda value: {} if value is None else value)
     ] = Field(default_factory=dict, description="where rows of single tokens come from")
-    pad_to_multiple_of: Annotated[int, Field(strict=True, ge=1, le=1 << 20)] | None = Field(
+    pad_to_multiple_of: Annotated[int, Field(strict=True, ge=1, le=MOST_PADDED)] | None = Field(
         None, description="embeddings get so many rows that this divides them"
     )
 
