@@ -1,0 +1,100 @@
+"""`mats` in forks of this process, which has everything imported.
+
+A process that starts Python and torch anew takes seconds, a fork milliseconds. A fork leads a
+session of its own, so that signals can be sent to it and its workers alone.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import IO, Any
+
+import torch
+
+from matsmerge.cli import main
+
+_GIVE_UP_SECONDS = 300.0
+
+
+class ForkedCommand:
+    """A command that runs, or has run. `prepare` is called in the fork, before the command."""
+
+    def __init__(
+        self, arguments: Sequence[str | Path], prepare: Callable[[], object] = lambda: None
+    ) -> None:
+        self.arguments = [str(argument) for argument in arguments]
+        self._printed = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
+        self._status: int | None = None
+        self.pid = os.fork()
+        if self.pid == 0:
+            become(lambda: main.main(), ["mats", *self.arguments], self._printed, prepare)
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal, once it has ended."""
+        if self._status is None:
+            done, status = os.waitpid(self.pid, os.WNOHANG)
+            self._status = os.waitstatus_to_exitcode(status) if done else None
+        return self._status
+
+    def send_signal(self, number: int, *, with_workers: bool = False) -> None:
+        if self.poll() is None:
+            os.killpg(self.pid, number) if with_workers else os.kill(self.pid, number)
+
+    def wait(self) -> CompletedProcess[str]:
+        """Wait for its end: what it printed, and its exit code."""
+        deadline = time.monotonic() + _GIVE_UP_SECONDS
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                os.killpg(self.pid, signal.SIGKILL)
+                raise TimeoutError(f"mats {' '.join(self.arguments)}")
+            time.sleep(0.002)
+        texts = []
+        for file in self._printed:
+            with file:
+                file.seek(0)
+                texts.append(file.read().decode(errors="backslashreplace"))
+        code = self.poll()
+        assert code is not None
+        return CompletedProcess(self.arguments, code, *texts)
+
+
+def run_mats(
+    *arguments: str | Path, prepare: Callable[[], object] = lambda: None
+) -> CompletedProcess[str]:
+    """Run a command in a fork."""
+    return ForkedCommand(arguments, prepare).wait()
+
+
+def become(
+    call: Callable[[], int | None],
+    arguments: Sequence[str],
+    streams: Sequence[IO[Any]],
+    prepare: Callable[[], object],
+) -> None:
+    """Turn this fork into a program that prints to two files. Never returns."""
+    code = 2
+    try:
+        os.setsid()
+        for number, stream in enumerate(streams, 1):
+            os.dup2(stream.fileno(), number)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        sys.argv = [*arguments]
+        torch.set_num_threads(1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        prepare()
+        try:
+            code = call() or 0
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 2
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+    finally:
+        os._exit(code)
