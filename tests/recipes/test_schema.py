@@ -89,12 +89,17 @@ BAD: list[dict[str, Any]] = [
 ]
 
 
-def test_it_is_a_schema() -> None:
-    jsonschema.Draft202012Validator.check_schema(recipe_schema())
+@pytest.fixture(scope="module")
+def schema() -> dict[str, Any]:
+    return recipe_schema()
 
 
-def test_it_describes_every_option() -> None:
-    definitions = recipe_schema()["$defs"]
+def test_it_is_a_schema(schema: dict[str, Any]) -> None:
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_it_describes_every_option(schema: dict[str, Any]) -> None:
+    definitions = schema["$defs"]
     for table in (METHODS, OBJECTIVES, SOLVERS):
         for name, cls in table.items():
             found = definitions[cls.__name__]
@@ -108,14 +113,14 @@ def test_it_describes_every_option() -> None:
 
 
 @pytest.mark.parametrize("data", GOOD)
-def test_accepts_what_we_accept(data: dict[str, Any]) -> None:
+def test_accepts_what_we_accept(data: dict[str, Any], schema: dict[str, Any]) -> None:
     make_recipe(data)
-    jsonschema.validate(data, recipe_schema())
+    jsonschema.Draft202012Validator(schema).validate(data)
 
 
 @pytest.mark.parametrize("data", BAD)
-def test_refuses_what_we_refuse(data: dict[str, Any]) -> None:
+def test_refuses_what_we_refuse(data: dict[str, Any], schema: dict[str, Any]) -> None:
     with pytest.raises(RecipeError):
         make_recipe(data)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(data, recipe_schema())
+        jsonschema.Draft202012Validator(schema).validate(data)

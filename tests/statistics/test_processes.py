@@ -1,29 +1,47 @@
 """Two processes give the file that one gives."""
 
 import os
-import subprocess
+import signal
 import sys
 from pathlib import Path
 
 import torch
+from forked_commands import ForkedCommand, run_mats
 from tiny_models import bert_config, make_tokenizer, save, write_rows
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import BertForSequenceClassification
 
+from matsmerge.cli import main
+from matsmerge.statistics import partial_file
 from matsmerge.statistics.statistics_file import open_statistics
 
-_KILLED = """
-import os, signal
-from matsmerge.cli.main import main
-from matsmerge.statistics import partial_file
-partial_file._SECONDS_BETWEEN = -1.0
-save = partial_file.PartialFile.save
-def save_and_die(self, collection):
-    save(self, collection)
-    if os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGKILL)
-partial_file.PartialFile.save = save_and_die
-main()
-"""
+
+def launch() -> int:
+    """Run a command in two processes, as torchrun does; these are forks."""
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        max_restarts=0,
+        start_method="fork",
+    )
+    codes = elastic_launch(config, main.run)(sys.argv[1:])
+    return max(codes.values())
+
+
+def die_when_it_has_saved() -> None:
+    """The second of two processes is killed, with a file to go on from."""
+    partial_file._SECONDS_BETWEEN = -1.0
+    keep = partial_file.PartialFile.save
+
+    def save_and_die(self: partial_file.PartialFile, collection: object) -> None:
+        keep(self, collection)  # type: ignore[arg-type]
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    partial_file.PartialFile.save = save_and_die  # type: ignore[assignment,method-assign]
 
 
 def test_two_processes_are_as_one(tmp_path: Path) -> None:
@@ -35,15 +53,12 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
         "collect", str(folder), "--data", str(tmp_path / "data.jsonl"), "--dtype", "float64",
         "--statistics", "gram,kfac,fisher,block_fisher", "--batch-size", "3", "--held-out", "0.3",
     ]  # fmt: skip
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    files = []
-    launchers = (["-m"], ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m"])
-    for i, launcher in enumerate(launchers):
-        files.append(tmp_path / f"{i}.safetensors")
-        command = [sys.executable, *launcher, "matsmerge", *common, "--out", str(files[-1])]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-    one, two = map(open_statistics, files)
+    files = [tmp_path / f"{i}.safetensors" for i in range(3)]
+    alone = run_mats(*common, "--out", files[0])
+    assert alone.returncode == 0, alone.stderr
+    done = ForkedCommand([*common, "--out", files[1]], program=launch).wait()
+    assert done.returncode == 0, done.stderr
+    one, two = map(open_statistics, files[:2])
     assert one.header == two.header
     assert one.header.num_examples == 13
     for full_key in one.header.forms:
@@ -51,14 +66,10 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
         torch.testing.assert_close(one.array(key, of), two.array(key, of), rtol=1e-9, atol=1e-15)
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
     # One of two is killed, which ends both; they go on from what each had saved.
-    together = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    (tmp_path / "killed.py").write_text(_KILLED)
-    out = tmp_path / "2.safetensors"
-    for what in ([str(tmp_path / "killed.py")], ["-m", "matsmerge"]):
-        command = [sys.executable, *together, *what, *common, "--out", str(out), "--resume"]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode == 0) == (what == ["-m", "matsmerge"]), done.stderr
-        left = {p.name for p in tmp_path.glob(".*")}
-        assert (".2.safetensors.1of2.partial" in left) == (done.returncode != 0)
-    assert out.read_bytes() == files[1].read_bytes()
-    assert left == set()
+    again = [*common, "--out", files[2], "--resume"]
+    assert ForkedCommand(again, die_when_it_has_saved, launch).wait().returncode != 0
+    assert ".2.safetensors.1of2.partial" in {p.name for p in tmp_path.glob(".*")}
+    done = ForkedCommand(again, program=launch).wait()
+    assert done.returncode == 0, done.stderr
+    assert files[2].read_bytes() == files[1].read_bytes()
+    assert not list(tmp_path.glob(".*"))
