@@ -77,10 +77,13 @@ class StoredCheckpoint(Checkpoint):
             view = view[count:]
             offset += count
 
-    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
+    def read_stretches(
+        self, stretches: Sequence[tuple[str, int, int]], *, keep: bool = False
+    ) -> Iterable[Tensor]:
         if not self._remote:
             return super().read_stretches(stretches)
-        return fetching().map(self._read_alone, stretches)
+        read = (lambda stretch: self.read(*stretch)) if keep else self._read_alone
+        return fetching().map(read, stretches)
 
     def _read_alone(self, stretch: tuple[str, int, int]) -> Tensor:
         """A stretch without the block that it lies in, if that is remote."""
