@@ -3,13 +3,19 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification
 
+from matsmerge.cli.shared_options import Execution
+from matsmerge.engine.executor import SerialExecutor
 from matsmerge.statistics.statistics_file import open_statistics
+
+Run = Callable[..., tuple[int, str, str]]
 
 _KILLED = """
 import os, signal
@@ -26,7 +32,9 @@ main()
 """
 
 
-def test_two_processes_are_as_one(tmp_path: Path) -> None:
+def test_two_processes_or_parts_are_as_one(
+    tmp_path: Path, mats: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = BertForSequenceClassification(bert_config(num_labels=2)).double()
     folder = save(model, tmp_path / "model", make_tokenizer())
     rows = [{"text": " ".join("abcdef"[: 1 + i % 6]), "label": i % 2} for i in range(13)]
@@ -62,3 +70,10 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
         assert (".2.safetensors.1of2.partial" in left) == (done.returncode != 0)
     assert out.read_bytes() == files[1].read_bytes()
     assert left == set()
+    # Jobs of an executor are added up as processes are.
+    monkeypatch.setattr(Execution, "on_ray", lambda _: SerialExecutor())
+    out = tmp_path / "3.safetensors"
+    code, _, error = mats(*common, "--parts", "2", "--out", out)
+    assert code == 0, error
+    assert out.read_bytes() == files[1].read_bytes()
+    assert sorted(p.name for p in tmp_path.glob(".*")) == []
