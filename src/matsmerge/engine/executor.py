@@ -78,13 +78,8 @@ class Starter(Protocol):
 
 
 @runtime_checkable
-class Distant(Protocol):
+class Distant(Starter, Protocol):
     """An executor whose workers may be on machines that do not see this one's disk."""
-
-    def opened(
-        self, function: Callable[[J], R], /
-    ) -> AbstractContextManager[Callable[[J], Future[R]]]:
-        """As of a `Starter`."""
 
     def check_sees(self, folder: Path) -> None:
         """Refuse a folder that not all workers see, before any work."""

@@ -36,7 +36,6 @@ from matsmerge.errors import MatsError, OutputError
 from matsmerge.files.journal_file import JournalFile
 from matsmerge.files.output_place import check_folder, check_room
 from matsmerge.files.remote_names import url_of
-from matsmerge.files.remote_store import put
 from matsmerge.files.whole_outputs import StagedFolder, staging_path, writing
 from matsmerge.progress import Progress
 
@@ -190,7 +189,7 @@ class OutputFolder:
                 for at, files in self.shards.items()
                 for shard in self.layout.shards
             }
-            with shipping(self._distant, shards, put) as put_file:
+            with shipping(self._distant, shards) as put_file:
                 self._staged.put_in_place(progress, put_file)
         self._close(tidy=True)
 

@@ -5,12 +5,12 @@ object `SHARD/OFFSET` under a hidden prefix beside the output, and when all are 
 puts those of a shard together on its disk and uploads the shard under its name.
 """
 
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from matsmerge.engine.executor import Distant, Piece
 from matsmerge.engine.layout import Shard, place_of
 from matsmerge.errors import OutputError
 from matsmerge.files.remote_file import BLOCK_BYTES, fetching
+from matsmerge.files.remote_names import cache_root
 from matsmerge.files.remote_store import RemoteState, delete, look, put, read_range
 from matsmerge.files.upload import Put
 
@@ -49,7 +50,7 @@ class SentPieces:
 
     def _send(self, run: tuple[str, int, bytearray]) -> None:
         shard, offset, content = run
-        with tempfile.NamedTemporaryFile(prefix="matsmerge-") as file:
+        with _scratch_file() as file:
             file.write(content)
             file.flush()
             put(Path(file.name), f"{self.url}/{shard}/{offset}")
@@ -88,31 +89,34 @@ def _ship(piece: Piece[_Shipment]) -> RemoteState:
             f"of it, {shard.num_bytes} bytes; start anew with --overwrite"
         )
     blocks = [
-        (f"{asked.pieces}/{offset}", size, start, min(start + BLOCK_BYTES, size), offset + start)
+        (f"{asked.pieces}/{offset}", size, start, min(start + BLOCK_BYTES, size))
         for offset, size in runs
         for start in range(0, size, BLOCK_BYTES)
     ]
-    with tempfile.NamedTemporaryFile(prefix="matsmerge-") as file:
-        os.pwrite(file.fileno(), shard.header, 0)
+    with _scratch_file() as file:
+        file.write(shard.header)
         for i in range(0, len(blocks), _NUM_AT_ONCE):
             own = blocks[i : i + _NUM_AT_ONCE]
-            for block, content in zip(
-                own, fetching().map(lambda b: read_range(*b[:4]), own), strict=True
-            ):
-                os.pwrite(file.fileno(), content, block[4])
+            for content in fetching().map(lambda block: read_range(*block), own):
+                file.write(content)
+        file.flush()
         return put(Path(file.name), asked.url)
 
 
+def _scratch_file() -> Any:
+    """A file on the disk of the cache: a folder for temporary ones may be in memory."""
+    cache_root().mkdir(parents=True, exist_ok=True)
+    return tempfile.NamedTemporaryFile(prefix="piece-", dir=cache_root())
+
+
 @contextmanager
-def shipping(
-    executor: Distant, files: Mapping[Path, tuple[Shard, str]], otherwise: Put
-) -> Iterator[Put]:
+def shipping(executor: Distant, files: Mapping[Path, tuple[Shard, str]]) -> Iterator[Put]:
     """What uploads a file: the executor if it is a shard, of which there are only pieces."""
     with executor.opened(_ship) as submit:
 
         def put_or_ship(file: Path, url: str) -> RemoteState:
             if file not in files:
-                return otherwise(file, url)
+                return put(file, url)
             shard, pieces = files[file]
             shipment = _Shipment(shard, pieces, url)
             return submit(Piece(shipment, shard.num_bytes, _PEAK_BYTES)).result()
