@@ -82,8 +82,9 @@ class StoredCheckpoint(Checkpoint):
     ) -> Iterable[Tensor]:
         if not self._remote:
             return super().read_stretches(stretches)
-        read = (lambda stretch: self.read(*stretch)) if keep else self._read_alone
-        return fetching().map(read, stretches)
+        if keep:
+            return fetching().map(lambda stretch: self.read(*stretch), stretches)
+        return fetching().map(self._read_alone, stretches)
 
     def _read_alone(self, stretch: tuple[str, int, int]) -> Tensor:
         """A stretch without the block that it lies in, if that is remote."""

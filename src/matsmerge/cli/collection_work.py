@@ -123,7 +123,7 @@ def collect_on(
     from matsmerge.statistics.collection_run import add_parts
     from matsmerge.statistics.statistics_file import open_statistics
 
-    pieces = []
+    pieces: list[Piece[tuple[int, Process | None]]] = []
     for i, model in enumerate(work.models):
         num_bytes = sum(spec.num_bytes for spec in open_checkpoint(model).specs.values())
         pieces += [Piece((i, part), num_bytes, work.max_bytes or num_bytes) for part in parts]
