@@ -4,10 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -171,6 +174,17 @@ def test_what_a_job_raises_ends_it(nodes: Any) -> None:
         list(executor.map(fail, [work(5)]))
     with pytest.raises(ResourceError, match="needs 3 GB of memory, and .* has 2 GB"):
         list(executor.map(fail, [work(0, peak_bytes=3 * 10**9)]))
+
+
+def test_folders_that_nodes_do_not_see(
+    nodes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    RayExecutor().check_sees(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    elsewhere = nullcontext(SimpleNamespace(name="/nowhere/mark"))
+    monkeypatch.setattr(tempfile, "NamedTemporaryFile", lambda **_: elsewhere)
+    with pytest.raises(ResourceError, match="do not see this folder; merge into one"):
+        RayExecutor().check_sees(tmp_path)
 
 
 def test_budgets_are_kept(nodes: Any, tmp_path: Path) -> None:

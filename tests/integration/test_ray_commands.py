@@ -1,6 +1,9 @@
 """Commands on a Ray cluster: the same files as here."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -79,6 +82,20 @@ def test_collecting_and_tuning(place: Path, mats: Run) -> None:
             )
             assert code == 0, error
     assert files(place / "tuned" / "here") == files(place / "tuned" / "there")
+
+
+def test_parts_of_the_data(place: Path, mats: Run) -> None:
+    """The statistics of one model by several tasks are those of several processes."""
+    arguments = ["collect", "one", "--task", "one.yaml", "--split", "train", "--batch-size", "3"]
+    code, _, error = mats(*arguments, "--executor", "ray", "--parts", "2", "--out", "r.safetensors")
+    assert code == 0, error
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "matsmerge"]
+    command = [sys.executable, *launcher, *arguments, "--out", "p.safetensors"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (place / "r.safetensors").read_bytes() == (place / "p.safetensors").read_bytes()
+    assert not list(place.glob(".*"))
 
 
 def test_steps_of_a_suite(tmp_path: Path) -> None:

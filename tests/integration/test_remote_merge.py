@@ -89,6 +89,17 @@ def test_the_same_bytes_as_from_the_disk(
     assert not whole_outputs.staging_path(mirror_path("memory://bucket/out")).exists()
 
 
+@pytest.mark.parametrize("cache", ["20GB", "1KB"])
+def test_blocks_are_fetched_once(
+    cache: str, models: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A header and a block of each file; stretches by themselves only where blocks do not stay."""
+    monkeypatch.setenv("MATSMERGE_CACHE_SIZE", cache)
+    matsmerge.merge(URLS, out=tmp_path / "out")
+    read = [name for name, _, _ in FaultyStore.ranges if name == "/bucket/a/model.safetensors"]
+    assert (len(read) == 2) == (cache == "20GB")
+
+
 def test_faults_on_the_way_change_nothing(
     models: list[Path], store: FaultyStore, tmp_path: Path
 ) -> None:

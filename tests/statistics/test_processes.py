@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from forked_commands import ForkedCommand, run_mats
 from tiny_models import bert_config, make_tokenizer, save, write_rows
@@ -12,8 +14,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from transformers import BertForSequenceClassification
 
 from matsmerge.cli import main
+from matsmerge.cli.shared_options import Execution
+from matsmerge.engine.executor import SerialExecutor
 from matsmerge.statistics import partial_file
 from matsmerge.statistics.statistics_file import open_statistics
+
+Run = Callable[..., tuple[int, str, str]]
 
 
 def launch() -> int:
@@ -44,7 +50,9 @@ def die_when_it_has_saved() -> None:
     partial_file.PartialFile.save = save_and_die  # type: ignore[assignment,method-assign]
 
 
-def test_two_processes_are_as_one(tmp_path: Path) -> None:
+def test_two_processes_or_parts_are_as_one(
+    tmp_path: Path, mats: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = BertForSequenceClassification(bert_config(num_labels=2)).double()
     folder = save(model, tmp_path / "model", make_tokenizer())
     rows = [{"text": " ".join("abcdef"[: 1 + i % 6]), "label": i % 2} for i in range(13)]
@@ -73,3 +81,10 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert files[2].read_bytes() == files[1].read_bytes()
     assert not list(tmp_path.glob(".*"))
+    # Jobs of an executor are added up as processes are.
+    monkeypatch.setattr(Execution, "on_ray", lambda _: SerialExecutor())
+    out = tmp_path / "3.safetensors"
+    code, _, error = mats(*common, "--parts", "2", "--out", out)
+    assert code == 0, error
+    assert out.read_bytes() == files[1].read_bytes()
+    assert sorted(p.name for p in tmp_path.glob(".*")) == []

@@ -93,8 +93,13 @@ class Checkpoint(ABC):
         self.read_into(buffer, name, start)
         return buffer.on_device()
 
-    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
-        """Several stretches (name, start, stop), of which nothing around them will be read."""
+    def read_stretches(
+        self,
+        stretches: Sequence[tuple[str, int, int]],
+        *,
+        keep: bool = False,  # noqa: ARG002
+    ) -> Iterable[Tensor]:
+        """Several stretches (name, start, stop); what is around them will be read if `keep`."""
         return (self.read(*stretch) for stretch in stretches)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:  # noqa: B027

@@ -77,9 +77,13 @@ class StoredCheckpoint(Checkpoint):
             view = view[count:]
             offset += count
 
-    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
+    def read_stretches(
+        self, stretches: Sequence[tuple[str, int, int]], *, keep: bool = False
+    ) -> Iterable[Tensor]:
         if not self._remote:
             return super().read_stretches(stretches)
+        if keep:
+            return fetching().map(lambda stretch: self.read(*stretch), stretches)
         return fetching().map(self._read_alone, stretches)
 
     def _read_alone(self, stretch: tuple[str, int, int]) -> Tensor:

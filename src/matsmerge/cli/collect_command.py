@@ -132,6 +132,9 @@ class Limits(Options):
     """Memory to use beyond the interpreter's own, e.g. 2GB. A model that does not fit is loaded and
     run block after block. Default: all that it takes with all of the model in memory."""
 
+    parts: int = option(1, ge=1, le=MOST_AT_ONCE)
+    """With --executor ray: parts of each model's data, each a task, that are added up."""
+
     dry_run: bool = False
     """Check everything, say what it would take, collect nothing."""
 
@@ -158,11 +161,13 @@ def collect(
 
     With several processes: torchrun --nproc-per-node 4 -m matsmerge collect ...
 
-    On a Ray cluster, one model a task: mats collect A B C --data ... --executor ray
+    On a Ray cluster, one model a task, or one of --parts of its data:
+
+        mats collect A B C --data a.jsonl --data b.jsonl --data c.jsonl --executor ray
     """
     from matsmerge.statistics.collection_options import make_options
     from matsmerge.statistics.collection_run import Output, check_output
-    from matsmerge.statistics.processes import join_processes
+    from matsmerge.statistics.processes import Process, join_processes
     from matsmerge.statistics.statistics_file import parse_dtype
 
     on_ray = running.on_ray()
@@ -174,8 +179,12 @@ def collect(
     options = make_options(**dict(collected) | {"parameters": collected.parameters or ["*"]})
     parse_dtype(given.dtype)
     models, targets = given.models, _targets(given)
+    num = limits.parts
+    parts = [Process(rank, num) for rank in range(num)] if num > 1 else []
+    if parts:
+        _check_parts(targets, is_on_ray=on_ray is not None)
     for target in targets:
-        check_output(target, **dict(earlier), may_be_finished=earlier.resume)
+        check_output(target, **dict(earlier), may_be_finished=earlier.resume, parts=parts)
     asked = _asked(len(models), examples, loading)
     device = loading.device
     if process.num_processes > 1 and device is None and loading.device_map is None:
@@ -206,13 +215,29 @@ def collect(
     if limits.dry_run:
         reports = [work.describe(i, screen) for i in range(len(models))]
     elif on_ray is not None:
-        reports = collect_on(on_ray, work, screen)
+        reports = collect_on(on_ray, work, screen, parts or [None])
     else:
         reports = [work.collect(i, screen) for i in range(len(models))]
     if process.is_first:
         screen.result(reports if len(models) > 1 else reports[0])
         if not limits.dry_run:
             show_next_merge(models, given.out, [k.name for k in options.collected], screen)
+
+
+def _check_parts(targets: list[Path], *, is_on_ray: bool) -> None:
+    """Refuse parts of the data that nobody collects, or that their files cannot be kept of."""
+    from matsmerge.files.remote_names import url_of
+
+    if not is_on_ray:
+        raise RecipeError(
+            "--parts: is for --executor ray; on this machine use torchrun --nproc-per-node"
+        )
+    RecipeError.raise_all(
+        f"{url_of(target)}: parts of the data are added up beside the output; with --parts write "
+        "to a folder that all nodes see, and copy the file"
+        for target in targets
+        if url_of(target)
+    )
 
 
 def _check_limits(models: list[str], loading: Loading) -> None:

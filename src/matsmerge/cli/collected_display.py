@@ -10,12 +10,11 @@ from matsmerge.cli.display import Screen
 
 if TYPE_CHECKING:
     from matsmerge.statistics.kinds.statistic import Form
-    from matsmerge.statistics.prepared_collection import PreparedCollection
     from matsmerge.statistics.statistics import Statistics
 
 
 def describe_collected(
-    prepared: "PreparedCollection", collected: "Statistics", target: Path
+    notes: Sequence[str], collected: "Statistics", target: Path
 ) -> dict[str, Any]:
     """What was collected, for JSON."""
     header = collected.header
@@ -31,7 +30,7 @@ def describe_collected(
         "without": header.without,
         "rank": None if header.sketching is None else header.sketching.rank,
         "num_sketches": num_sketches(collected),
-        "notes": [*prepared.notes, *prepared.collection.notes],
+        "notes": list(notes),
     }
 
 

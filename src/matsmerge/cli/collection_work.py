@@ -10,12 +10,15 @@ from matsmerge.cli.display import Screen
 from matsmerge.cli.needs_display import describe_needs, show_needs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matsmerge import Executor
     from matsmerge.data.rows import Data
     from matsmerge.models.kept_base import KeptBase
     from matsmerge.statistics.collection_options import CollectionOptions
     from matsmerge.statistics.collection_run import Output
     from matsmerge.statistics.prepared_collection import PreparedCollection
+    from matsmerge.statistics.processes import Process
     from matsmerge.tasks.task_file import TaskFile
 
 _BEGINS_AGAIN = (
@@ -45,7 +48,9 @@ class CollectionWork:
 
         return KeptBase()
 
-    def ready(self, i: int, screen: Screen, *, is_empty: bool = False) -> "PreparedCollection":
+    def ready(
+        self, i: int, screen: Screen, *, is_empty: bool = False, part: "Process | None" = None
+    ) -> "PreparedCollection":
         """A model that is loaded, or one without values, and its examples."""
         from matsmerge.models.streamed_model import EMPTY
         from matsmerge.statistics.prepared_collection import Choice, prepare
@@ -64,7 +69,7 @@ class CollectionWork:
                 kept=self._kept,
             )
         choice = Choice(columns=described.columns, wordings=described.wordings, **self.choice)
-        return prepare(loaded, rows, self.options, choice)
+        return prepare(loaded, rows, self.options, choice, part)
 
     def describe(self, i: int, screen: Screen) -> dict[str, Any]:
         """What collecting would take."""
@@ -81,44 +86,57 @@ class CollectionWork:
     def path(self, i: int) -> Path:
         return self.outputs[i].path
 
-    def collect(self, i: int, screen: Screen) -> dict[str, Any]:
-        """Collect from a model into its file; what that holds."""
+    def collect(self, i: int, screen: Screen, part: "Process | None" = None) -> dict[str, Any]:
+        """Collect from a model into its file; what that holds, or of a part of it only notes."""
         from matsmerge.statistics.prepared_blocks import prepare_within
-        from matsmerge.statistics.processes import this_process
 
-        prepared = self.ready(i, screen, is_empty=self.max_bytes is not None)
+        output = replace(self.outputs[i], part=part)
+        prepared = self.ready(i, screen, is_empty=self.max_bytes is not None, part=part)
         within = None
         if self.max_bytes is not None:
             within = prepare_within(prepared, self.max_bytes, self.device)
-            prepared = prepared if within else self.ready(i, screen)
+            prepared = prepared if within else self.ready(i, screen, part=part)
         screen.notes([*prepared.notes, _BEGINS_AGAIN] if within else prepared.notes)
         with screen.bars() as bars:
-            statistics = (within or prepared).run(self.outputs[i], bars)
+            statistics = (within or prepared).run(output, bars)
         screen.notes(prepared.collection.notes)
-        if not this_process().is_first:
+        notes = [*prepared.notes, *prepared.collection.notes]
+        if part is not None:
+            return {"notes": notes}
+        if not output.process.is_first:
             return {}
         show_collected(statistics, self.path(i), screen)
-        return describe_collected(prepared, statistics, self.path(i))
+        return describe_collected(notes, statistics, self.path(i))
 
-    def collect_silently(self, i: int) -> tuple[int, dict[str, Any]]:
-        """As a job of an executor."""
-        return i, self.collect(i, Screen(quiet=True))
+    def collect_part(self, which: "tuple[int, Process | None]") -> "tuple[int, list[str]]":
+        """As a job of an executor: from a part of the data of a model; what is to be said of it."""
+        i, part = which
+        return i, self.collect(i, Screen(quiet=True), part)["notes"]
 
 
-def collect_on(executor: "Executor", work: CollectionWork, screen: Screen) -> list[dict[str, Any]]:
-    """Collect from each model in a job of its own; what each file holds is said as it is done."""
+def collect_on(
+    executor: "Executor", work: CollectionWork, screen: Screen, parts: "Sequence[Process | None]"
+) -> list[dict[str, Any]]:
+    """Collect from each part of each model's data in a job of its own, and add them up."""
     from matsmerge.checkpoints.source import open_checkpoint
     from matsmerge.engine.executor import Piece, map_pieces
+    from matsmerge.statistics.collection_run import add_parts
     from matsmerge.statistics.statistics_file import open_statistics
 
-    pieces = []
+    pieces: list[Piece[tuple[int, Process | None]]] = []
     for i, model in enumerate(work.models):
         num_bytes = sum(spec.num_bytes for spec in open_checkpoint(model).specs.values())
-        pieces.append(Piece(i, num_bytes, work.max_bytes or num_bytes))
+        pieces += [Piece((i, part), num_bytes, work.max_bytes or num_bytes) for part in parts]
+    notes: dict[int, dict[str, None]] = {i: {} for i in range(len(work.models))}
     away = replace(work)  # without a base that was loaded here
     with screen.bars() as bars:
-        found = dict(map_pieces(executor, bars, "collecting", away.collect_silently, pieces))
-    for i in sorted(found):
-        screen.notes(found[i]["notes"])
-        show_collected(open_statistics(work.path(i)), work.path(i), screen)
-    return [found[i] for i in sorted(found)]
+        for i, said in map_pieces(executor, bars, "collecting", away.collect_part, pieces):
+            notes[i] |= dict.fromkeys(said)
+    reports = []
+    for i, output in enumerate(work.outputs):
+        screen.notes(list(notes[i]))
+        own = [replace(output, part=part) for part in parts]
+        total = add_parts(own) if len(own) > 1 else open_statistics(output.path)
+        show_collected(total, output.path, screen)
+        reports.append(describe_collected(list(notes[i]), total, output.path))
+    return reports

@@ -5,7 +5,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from matsmerge.engine.devices import PROCESSOR
 from matsmerge.engine.machine import default_memory_bytes
@@ -74,6 +75,14 @@ class Starter(Protocol):
         self, function: Callable[[J], R], /
     ) -> AbstractContextManager[Callable[[J], Future[R]]]:
         """A context in which a function can be applied to jobs, which do not outlive it."""
+
+
+@runtime_checkable
+class Distant(Starter, Protocol):
+    """An executor whose workers may be on machines that do not see this one's disk."""
+
+    def check_sees(self, folder: Path) -> None:
+        """Refuse a folder that not all workers see, before any work."""
 
 
 def check_executor(executor: object) -> None:

@@ -68,6 +68,12 @@ def make_layout(
     return Layout(tuple(shards), {f"{stem}.safetensors.index.json": text})
 
 
+def place_of(shard: Shard, name: str, start: int, values: Tensor) -> tuple[int, memoryview]:
+    """Where in its file a tensor's elements from `start` on begin, and their bytes."""
+    offset = shard.offsets[name] + start * values.element_size()
+    return offset, values.view(torch.uint8).numpy().data
+
+
 class ShardFiles:
     """The files of a layout in a folder, written at any place by any thread or process.
 
@@ -79,7 +85,7 @@ class ShardFiles:
     def __init__(self, folder: Path, layout: Layout, flags: int = os.O_RDWR | os.O_CREAT) -> None:
         self.folder = folder
         self._layout, self._shards = layout, layout.shards
-        self._shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
+        self.shard_of = {name: shard for shard in layout.shards for name in shard.offsets}
         self._is_copy = flags == os.O_WRONLY
         self._open = OpenFiles(flags)
 
@@ -98,9 +104,8 @@ class ShardFiles:
 
     def write(self, name: str, start: int, values: Tensor) -> None:
         """Put a tensor's elements from `start` on where they belong."""
-        shard = self._shard_of[name]
-        offset = shard.offsets[name] + start * values.element_size()
-        view = values.view(torch.uint8).numpy().data
+        shard = self.shard_of[name]
+        offset, view = place_of(shard, name, start, values)
         while len(view):
             count = os.pwrite(self.descriptor(shard), view, offset)
             view, offset = view[count:], offset + count

@@ -15,6 +15,7 @@ from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.layout import Layout
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.worker import Receipt
+from matsmerge.files.remote_file import cache_bytes
 from matsmerge.files.whole_outputs import whole_file
 from matsmerge.methods.site import Measured
 from matsmerge.recipes.rules import Rule
@@ -31,13 +32,16 @@ class Outcome:
     kept: Kept = field(default_factory=dict)  # of layers of a LoRA that were factored at the end
 
 
-def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
+def describe_inputs(prepared: PreparedMerge, *, is_here: bool = True) -> list[dict[str, Any]]:
+    """What is merged; where it is merged here, what is fetched for that from a store is kept."""
+    # Most blocks hold some of what is looked at, and each request takes its time.
+    keep = is_here and prepared.plan.num_input_bytes <= cache_bytes() // 2
     return (
         [
             {
                 "name": model.name,
                 "source": public_name(model.checkpoint.label),
-                "fingerprint": fingerprint(model.checkpoint),
+                "fingerprint": fingerprint(model.checkpoint, keep=keep),
             }
             for model in prepared.alignment.everyone
         ]
@@ -45,7 +49,7 @@ def describe_inputs(prepared: PreparedMerge) -> list[dict[str, Any]]:
             {
                 "name": model.name,
                 "statistics": public_name(one.label),
-                "fingerprint": fingerprint(one.statistics.arrays),
+                "fingerprint": fingerprint(one.statistics.arrays, keep=keep),
                 "num_examples": {n: s.num_examples for n, s in one.statistics.header.sets.items()},
             }
             for model, one in zip(prepared.alignment.models, prepared.evidence, strict=False)

@@ -18,7 +18,7 @@ from matsmerge.engine.adapter_output import Kept
 from matsmerge.engine.companion_files import write_companions
 from matsmerge.engine.devices import spread
 from matsmerge.engine.evidence import check_values
-from matsmerge.engine.executor import Executor, check_executor
+from matsmerge.engine.executor import Distant, Executor, check_executor
 from matsmerge.engine.input_files import find_input_files
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, ShardFiles, make_layout
 from matsmerge.engine.local_executor import LocalExecutor, gave_out
@@ -36,6 +36,8 @@ from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
 from matsmerge.engine.worker import FINAL, Receipt, Sink, Sinks, Worker
 from matsmerge.errors import MatsError, OutputError, ResourceError, machine_gave_out
+from matsmerge.files.output_place import nearest_folder
+from matsmerge.files.remote_names import url_of
 from matsmerge.methods.site import Measured
 from matsmerge.progress import BYTES, Progress
 
@@ -98,15 +100,19 @@ def merge_to_folder(
     target = target.absolute()
     layout = prepared.layout(options.max_shard_bytes)
     num_bytes = layout.num_bytes + prepared.num_head_bytes + prepared.num_companion_bytes
-    _check_output(prepared, target, num_bytes * len(prepared.models), options)
+    distant = _sender(prepared, target, executor, outcome)
+    num_here = 0 if distant else num_bytes * len(prepared.models)
+    _check_output(prepared, target, num_here, options)
+    if distant is None and isinstance(executor, Distant):
+        executor.check_sees(nearest_folder(target))
     input_files = find_input_files(prepared)
     input_files.check(executor, progress)  # since they were opened
     if options.verify:
         input_files.read_digests(executor, progress)
     check_values(prepared.evidence, prepared.methods, executor, progress)
-    inputs = describe_inputs(prepared)
+    inputs = describe_inputs(prepared, is_here=not isinstance(executor, Distant))
     identity = identify(prepared, layout, inputs, options.allow_nonfinite)
-    output = OutputFolder(target, prepared, layout, identity, input_files)
+    output = OutputFolder(target, prepared, layout, identity, input_files, distant)
     output.open(resume=options.resume)
     if output.is_there:
         return target
@@ -128,6 +134,18 @@ def merge_to_folder(
             "room and continue with --resume, or delete that folder"
         ) from error
     return target
+
+
+def _sender(
+    prepared: PreparedMerge, target: Path, executor: Executor, outcome: Outcome | None
+) -> Distant | None:
+    """The executor, if its workers are to send what they merge to a remote store themselves.
+
+    Not where it is read again before it is complete: then the driver has it on its disk.
+    """
+    is_read = prepared.prefix or prepared.output.finish or prepared.heads or outcome
+    is_sent = url_of(target) is not None and not is_read
+    return executor if is_sent and isinstance(executor, Distant) else None
 
 
 def _check_output(
@@ -238,7 +256,7 @@ class _Run:
         else:
             shards, done = output.shards, frozenset(output.finished)
             for receipt in self.merge(
-                measured, shards, lambda: shards[FINAL].open(), done, output.staging
+                measured, output.sinks, lambda: shards[FINAL].open(), done, output.staging
             ):
                 output.note_finished(receipt)
             outcome = Outcome({}, measured, output.finished)

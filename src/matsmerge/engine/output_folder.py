@@ -25,14 +25,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from matsmerge.engine.executor import Distant
 from matsmerge.engine.input_files import InputFiles
 from matsmerge.engine.journal import read_journal
 from matsmerge.engine.layout import Layout, Shard, ShardFiles
 from matsmerge.engine.prepared_merge import PreparedMerge
-from matsmerge.engine.worker import Receipt
+from matsmerge.engine.sent_pieces import SentPieces, forget_pieces, shipping
+from matsmerge.engine.worker import FINAL, Receipt, Sinks
 from matsmerge.errors import MatsError, OutputError
 from matsmerge.files.journal_file import JournalFile
 from matsmerge.files.output_place import check_folder, check_room
+from matsmerge.files.remote_names import url_of
 from matsmerge.files.whole_outputs import StagedFolder, staging_path, writing
 from matsmerge.progress import Progress
 
@@ -51,6 +54,7 @@ class OutputFolder:
         layout: Layout,
         identity: str,
         inputs: InputFiles,
+        distant: Distant | None = None,
     ) -> None:
         self.target = target
         self.layout = layout
@@ -67,6 +71,15 @@ class OutputFolder:
         self.shards = {
             at: ShardFiles(self.path / name, layout) for at, name in prepared.models.items()
         }
+        # Workers that do not see these files send what they have merged to the store.
+        self._distant, self._pieces = distant, ""
+        self.sinks: Sinks = self.shards
+        if distant is not None:
+            self._pieces = f"{(url_of(target) or '').rpartition('/')[0]}/{self.staging.name}"
+            self.identity = f"{identity} in pieces"
+            self.sinks = {
+                at: SentPieces(self._url(at), own.shard_of) for at, own in self.shards.items()
+            }
         self._syncer = ThreadPoolExecutor(1)
         self._syncing: Future[None] | None = None
         self._unsynced: list[int] = []
@@ -84,8 +97,13 @@ class OutputFolder:
             self.discard() if is_new and self._staged.is_open else self._close()
             raise
 
+    def _url(self, at: int | None) -> str:
+        """Where the pieces of a model are."""
+        return f"{self._pieces}/{'final' if at is FINAL else at}"
+
     def _begin(self) -> None:
         self._staged.clear(first=_JOURNAL)
+        self._forget_pieces()
         self.path.mkdir()
         for files in self.shards.values():
             files.create()
@@ -100,8 +118,9 @@ class OutputFolder:
             return
         if noted.identity != self.identity:
             raise OutputError(
-                f"{self.staging}: the interrupted merge had other inputs, another recipe or "
-                "another version of matsmerge; start anew with --overwrite"
+                f"{self.staging}: the interrupted merge had other inputs, another recipe, "
+                "another executor (Ray or not, where the output is remote) or another version of "
+                "matsmerge; start anew with --overwrite"
             )
         if is_finished(self.target):
             self.is_there = True
@@ -162,7 +181,16 @@ class OutputFolder:
             for name, text in self.layout.index.items():
                 (files.folder / name).write_text(text)
         (self.path / MANIFEST).write_text(manifest)
-        self._staged.put_in_place(progress)
+        if self._distant is None:
+            self._staged.put_in_place(progress)
+        else:
+            shards = {
+                files.folder / shard.file_name: (shard, f"{self._url(at)}/{shard.file_name}")
+                for at, files in self.shards.items()
+                for shard in self.layout.shards
+            }
+            with shipping(self._distant, shards) as put_file:
+                self._staged.put_in_place(progress, put_file)
         self._close(tidy=True)
 
     def discard(self) -> None:
@@ -186,8 +214,15 @@ class OutputFolder:
         for files in self.shards.values():
             files.close()
         self._journal = None
+        if tidy:
+            with contextlib.suppress(OSError):
+                self._forget_pieces()
         # The journal goes last: it says of which output the rest is.
         self._staged.discard(last=_JOURNAL) if tidy else self._staged.close()
+
+    def _forget_pieces(self) -> None:
+        if self._pieces:
+            forget_pieces(self._pieces)
 
 
 def is_finished(target: Path) -> bool:

@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import socket
+import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -90,10 +91,43 @@ class RayExecutor:
             raise ResourceError("the Ray cluster has no node with a processor for jobs")
         return found
 
+    def check_sees(self, folder: Path) -> None:
+        """Refuse a folder that not all nodes see, by a file that is put there for a moment."""
+        ray = self._ray
+        own = ray.get_runtime_context().get_node_id()
+        others = [n for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) >= 1]
+        others = [node for node in others if node["NodeID"] != own]
+        if not others:
+            return
+        pinned = importlib.import_module("ray.util.scheduling_strategies")
+        # By value: a node that only looks need not import us.
+        look = ray.remote(lambda path: (Path(path).exists(), socket.gethostname()))
+        with tempfile.NamedTemporaryFile(prefix=".matsmerge-", dir=folder) as mark:
+            found = ray.get(
+                [
+                    look.options(
+                        num_cpus=0,
+                        scheduling_strategy=pinned.NodeAffinitySchedulingStrategy(
+                            node["NodeID"], soft=True
+                        ),
+                    ).remote(mark.name)
+                    for node in others
+                ]
+            )
+        blind = sorted({host for sees, host in found if not sees})
+        if blind:
+            raise ResourceError(
+                f"{folder}: {', '.join(blind)} of the Ray cluster do not see this folder; merge "
+                "into one that all nodes see under the same name (of a remote output that is the "
+                "cache, $MATSMERGE_CACHE)"
+            )
+
     def map(self, function: Callable[[J], R], jobs: Iterable[J]) -> Iterator[R]:
         """Results as they come. A job that alone exceeds `max_bytes` runs by itself."""
         running: dict[Future[R], int] = {}
         num_workers, max_bytes = self.num_workers, self.max_bytes
+        if self._given_workers is None:
+            num_workers += 1  # it waits at its node, so that no worker waits for us
         with self.opened(function) as submit:
             for job in jobs:
                 while running and (
@@ -173,7 +207,7 @@ def _connect(ray: Any, address: str | None, num_workers: int | None) -> None:
                 _node_ip_address=_LOOPBACK,
                 **quiet,
             )
-    except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # a node that does not start in time is a plain one
         where = address or os.environ.get("RAY_ADDRESS") or "this machine"
         raise ResourceError(
             f"Ray on {where} cannot be used ({first_line(error)}); see with `ray status` whether "

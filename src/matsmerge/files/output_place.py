@@ -99,7 +99,7 @@ def check_file(
 
 def check_room(target: Path, num_bytes: int) -> None:
     """Refuse an output that is larger than the free space on its disk."""
-    parent = _nearest(target)
+    parent = nearest_folder(target)
     free = shutil.disk_usage(parent).free
     if free < num_bytes:
         raise OutputError(
@@ -119,12 +119,12 @@ def is_vacant(target: Path) -> bool:
 
 
 def _parent_problems(target: Path) -> Iterator[str]:
-    parent = _nearest(target)
+    parent = nearest_folder(target)
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         yield f"{parent}: cannot be written to; choose another --out"
 
 
-def _nearest(target: Path) -> Path:
+def nearest_folder(target: Path) -> Path:
     """The nearest folder above that exists; those in between are made with the output."""
     return next(p for p in target.resolve().parents if p.exists())
 

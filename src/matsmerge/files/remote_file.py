@@ -91,6 +91,11 @@ class RemoteFile:
         return path
 
 
+def cache_bytes() -> int:
+    """What the blocks of all files may take."""
+    return parse_bytes(os.environ.get("MATSMERGE_CACHE_SIZE", "20GB"))
+
+
 def blocks_of(url: str) -> Path:
     """The folder with blocks of all versions of a file."""
     return cache_root() / "blocks" / _digest(url)
@@ -118,7 +123,7 @@ class _Room:
         self._taken: int | None = None  # since it was last looked at
 
     def take(self, num_bytes: int) -> None:
-        allowed = parse_bytes(os.environ.get("MATSMERGE_CACHE_SIZE", "20GB"))
+        allowed = cache_bytes()
         if self._taken is not None and self._taken + num_bytes < allowed // 16:
             self._taken += num_bytes
             return

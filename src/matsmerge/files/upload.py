@@ -7,7 +7,7 @@ last, and of an output that is replaced it goes first. A journal notes what has 
 upload that is continued.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from matsmerge.files.remote_store import RemoteState, delete, look, put
 from matsmerge.progress import Progress
 
 UPLOADS = "uploads.jsonl"
+Put = Callable[[Path, str], RemoteState]
 
 _NUM_AT_ONCE = 4  # files; the larger ones are sent in several parts at once
 # What makes a folder look complete, from the first to the very last.
@@ -38,7 +39,9 @@ def upload_file(file: Path, target: Path) -> None:
     fetch_path(target)
 
 
-def upload_folder(folder: Path, target: Path, journal: Path, progress: Progress) -> None:
+def upload_folder(
+    folder: Path, target: Path, journal: Path, progress: Progress, put_file: Put = put
+) -> None:
     """Store a folder in place of what is there; hidden files are private and stay here."""
     found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     names = [str(path) for path in found if not any(p.startswith(".") for p in path.parts)]
@@ -57,17 +60,22 @@ def upload_folder(folder: Path, target: Path, journal: Path, progress: Progress)
         # Deeper ones first: the folder around several models is complete when they are.
         for depth in sorted({name.count("/") for name in own}, reverse=True):
             together = [name for name in own if name.count("/") == depth]
-            _put_all(folder, _url(target), together, notes, progress)
+            _put_all(folder, _url(target), together, notes, progress, put_file)
     fetch_path(target)
 
 
 def _put_all(
-    folder: Path, url: str, names: Sequence[str], notes: JournalFile, progress: Progress
+    folder: Path,
+    url: str,
+    names: Sequence[str],
+    notes: JournalFile,
+    progress: Progress,
+    put_file: Put,
 ) -> None:
     """Store files, several at once; where one fails, those on their way are still noted."""
     failures: list[BaseException] = []
     with ThreadPoolExecutor(_NUM_AT_ONCE) as pool:
-        put_as = {pool.submit(put, folder / name, f"{url}/{name}"): name for name in names}
+        put_as = {pool.submit(put_file, folder / name, f"{url}/{name}"): name for name in names}
         try:
             for done in as_completed(put_as):
                 if done.cancelled():

@@ -22,7 +22,8 @@ from typing import IO
 
 from matsmerge.errors import OutputError
 from matsmerge.files.remote_names import url_of
-from matsmerge.files.upload import UPLOADS, upload_file, upload_folder
+from matsmerge.files.remote_store import put
+from matsmerge.files.upload import UPLOADS, Put, upload_file, upload_folder
 from matsmerge.progress import Progress
 
 _OUTPUT, _REPLACED = "output", "replaced"
@@ -52,10 +53,11 @@ class StagedFolder:
             if left_over.name not in keep:
                 remove(left_over)
 
-    def put_in_place(self, progress: Progress | None = None) -> None:
+    def put_in_place(self, progress: Progress | None = None, put_file: Put = put) -> None:
         """Let the output appear under its name, once all of it has reached the disk or store."""
         if url_of(self.target):
-            upload_folder(self.output, self.target, self.path / UPLOADS, progress or Progress())
+            told, journal = progress or Progress(), self.path / UPLOADS
+            upload_folder(self.output, self.target, journal, told, put_file)
             shutil.rmtree(self.output)
             return
         for path in (*self.output.rglob("*"), self.output):

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -37,6 +38,7 @@ from matsmerge.statistics.statistics_file import (
     read_identity,
     save_statistics,
 )
+from matsmerge.statistics.statistics_sum import add_up
 
 # What may be said of data in a file.
 _CHOICES = ("num_examples", "shuffle", "split", "batch_size", "max_tokens", "device")
@@ -142,6 +144,18 @@ class Output:
     dtype: str = "auto"
     resume: bool = False
     overwrite: bool = False
+    part: Process | None = None  # of the data, which is collected from alone
+
+    @property
+    def process(self) -> Process:
+        return self.part or this_process()
+
+    @property
+    def own_path(self) -> Path:
+        """The file itself, or beside it that of the part."""
+        if self.part is None:
+            return self.path
+        return self.path.with_name(f".{self.path.stem}{self.part.suffix}{self.path.suffix}")
 
 
 def run(
@@ -161,14 +175,14 @@ def run(
     is how many there are of them, if that is known.
     """
     told = listener(progress)
-    process = this_process()
+    process = this_process() if output is None else output.process
     partial = None
     if output is not None:
         identity = identity_of(output, collection.options, model, data, process, plan)
         partial = PartialFile(output.path, identity, process.suffix)
-        if output.resume and not output.overwrite and output.path.exists():
+        if (found := finished_before(output, partial)) is not None:
             assert data.fingerprint, "batches that nobody can tell from others"
-            return finished_before(output.path, partial)
+            return found
     interruption = Interruption()
     with collection.running(), interruption.watching():
         waiting = iter(batches)
@@ -191,14 +205,14 @@ def run(
             interruption.check()
         if not collection.num_examples and process.num_processes == 1:
             raise DataError("there is no data: not a single batch to collect from")
-        total = add_over_processes(collection.statistics(model, (data,)))
-        if output is not None and partial is not None and process.is_first:
-            try:
-                save_statistics(total, output.path, output.dtype, identity=partial.identity)
-            except OutputError:
-                with contextlib.suppress(OutputError):
+        own = collection.statistics(model, (data,))
+        try:
+            total = put_down(own, output, partial)
+        except OutputError:
+            with contextlib.suppress(OutputError):
+                if partial is not None:
                     partial.save(collection)
-                raise
+            raise
     if partial is not None:
         wait_for_processes()  # until the output is there
         partial.remove()
@@ -230,8 +244,39 @@ def _skip(
         )
 
 
-def finished_before(path: Path, partial: PartialFile) -> Statistics:
-    """What this very collection wrote, if it was killed just before it could tidy up."""
+def put_down(own: Statistics, output: Output | None, partial: PartialFile | None) -> Statistics:
+    """Write the sum over all processes, which is returned; or what a part of the data gave."""
+    if output is None or partial is None:
+        return add_over_processes(own)
+    if output.part is not None:
+        # In float64 it is what another process would be sent.
+        save_statistics(own, output.own_path, "float64", identity=partial.identity)
+        return own
+    total = add_over_processes(own)
+    if output.process.is_first:
+        save_statistics(total, output.path, output.dtype, identity=partial.identity)
+    return total
+
+
+def add_parts(outputs: Sequence[Output]) -> Statistics:
+    """Write the sum of all parts of the data, in the order in which processes are added."""
+    first = outputs[0]
+    if not (first.resume and not first.overwrite and first.path.exists()):
+        parts = (open_statistics(output.own_path) for output in outputs)
+        total = reduce(lambda one, other: add_up([one, other]), parts)
+        save_statistics(total, first.path, first.dtype, identity=read_identity(first.own_path))
+    for output in outputs:
+        output.own_path.unlink(missing_ok=True)
+    return open_statistics(first.path)
+
+
+def finished_before(output: Output, partial: PartialFile) -> Statistics | None:
+    """What this very collection wrote before it was killed."""
+    if not output.resume or output.overwrite:
+        return None
+    path = next((p for p in (output.path, output.own_path) if p.exists()), None)
+    if path is None:
+        return None
     if read_identity(path) != partial.identity:
         raise OutputError(
             f"{path}: exists already, and is of another model, other data or other options; "
@@ -263,7 +308,12 @@ def identity_of(
 
 
 def check_output(
-    target: Path, *, overwrite: bool, resume: bool, may_be_finished: bool = False
+    target: Path,
+    *,
+    overwrite: bool,
+    resume: bool,
+    may_be_finished: bool = False,
+    parts: Sequence[Process] = (),
 ) -> None:
     """Refuse a file that must not or cannot be written, before any work.
 
@@ -275,8 +325,9 @@ def check_output(
         overwrite=overwrite,
         may_exist=lambda path: may_be_finished and read_identity(path) is not None,
     )
-    unfinished = partial_path(target, this_process().suffix)
-    if unfinished.exists() and not (overwrite or resume):
+    begun = [partial_path(target, one.suffix) for one in parts or [this_process()]]
+    begun += [Output(target, part=part).own_path for part in parts]
+    if any(path.exists() for path in begun) and not (overwrite or resume):
         raise OutputError(
             f"{target}: an earlier collection was interrupted; continue it with --resume, or start "
             "anew with --overwrite"

@@ -12,14 +12,18 @@ from matsmerge.progress import AnyProgress, listener
 from matsmerge.statistics.block_collection import BlockCollection
 from matsmerge.statistics.block_data import BlockData
 from matsmerge.statistics.collection_needs import CollectionNeeds, find_needs
-from matsmerge.statistics.collection_run import Output, finished_before, identity_of
+from matsmerge.statistics.collection_run import (
+    Output,
+    finished_before,
+    identity_of,
+    put_down,
+)
 from matsmerge.statistics.cut_model import CutModel, cut
 from matsmerge.statistics.held_tensors import Room
 from matsmerge.statistics.partial_file import Interruption, PartialFile
 from matsmerge.statistics.prepared_collection import PreparedCollection
-from matsmerge.statistics.processes import add_over_processes, this_process, wait_for_processes
+from matsmerge.statistics.processes import this_process, wait_for_processes
 from matsmerge.statistics.statistics import Statistics
-from matsmerge.statistics.statistics_file import save_statistics
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,8 @@ class PreparedBlocks:
 
     def run(self, output: Output | None = None, progress: AnyProgress | None = None) -> Statistics:
         """Collect block by block, and write to an output; what is interrupted begins again."""
-        prepared, process = self.prepared, this_process()
+        prepared = self.prepared
+        process = this_process() if output is None else output.process
         options = prepared.collection.options
         partial = None
         if output is not None:
@@ -41,8 +46,8 @@ class PreparedBlocks:
                 output, options, prepared.model, prepared.data, process, prepared.plan
             )
             partial = PartialFile(output.path, identity, process.suffix)
-            if output.resume and not output.overwrite and output.path.exists():
-                return finished_before(output.path, partial)
+            if (found := finished_before(output, partial)) is not None:
+                return found
             if output.resume and partial.path.exists():
                 raise OutputError(
                     f"{partial.path}: was begun with all of the model in memory; continue it "
@@ -64,10 +69,9 @@ class PreparedBlocks:
 
         told.stage("collecting", data.num_examples * collection.num_parts, "examples")
         with interruption.watching():
-            total = add_over_processes(collection.run(seen))
+            own = collection.run(seen)
             prepared.collection.notes += collection.notes
-            if output is not None and partial is not None and process.is_first:
-                save_statistics(total, output.path, output.dtype, identity=partial.identity)
+            total = put_down(own, output, partial)
         wait_for_processes()
         return total
 

@@ -13,7 +13,7 @@ from matsmerge.progress import AnyProgress
 from matsmerge.statistics.collection import Collection
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.collection_run import Output, run
-from matsmerge.statistics.processes import this_process
+from matsmerge.statistics.processes import Process, this_process
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
 from matsmerge.tasks.batch_order import make_batches
 from matsmerge.tasks.loaded_model import LoadedModel
@@ -64,9 +64,16 @@ class PreparedCollection:
 
 
 def prepare(
-    loaded: LoadedModel, data: Data, options: CollectionOptions, choice: Choice
+    loaded: LoadedModel,
+    data: Data,
+    options: CollectionOptions,
+    choice: Choice,
+    part: Process | None = None,
 ) -> PreparedCollection:
-    """Choose and encode examples; all that is wrong with them is said before anything runs."""
+    """Choose and encode examples; all that is wrong with them is said before anything runs.
+
+    The batches are those of this process, or of a part of the data.
+    """
     numbers = _choose(len(data), choice, options.seed)
     notes = [*loaded.notes, *_missing_labels(data, numbers, choice)]
     encoded = encode_all(loaded.task, data, choice.columns, numbers, wordings=choice.wordings)
@@ -85,7 +92,7 @@ def prepare(
         lengths = [encoded[i].length for i in chosen]
         for batch in make_batches(lengths, choice.batch_size, choice.max_tokens):
             batches.append((of, [encoded[chosen[i]] for i in batch]))
-    process = this_process()
+    process = part or this_process()
     model, rows = loaded.checkpoint, [data.rows[n] for n in numbers]
     of_rows = fingerprint_rows(rows, data.folder)
     return PreparedCollection(
