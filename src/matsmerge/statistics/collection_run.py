@@ -21,6 +21,7 @@ from matsmerge.models.parameter_names import match_names
 from matsmerge.progress import AnyProgress, listener
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.collection_options import CollectionOptions, make_options
+from matsmerge.statistics.compression import finish
 from matsmerge.statistics.loss_terms import losses_by_labels
 from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
 from matsmerge.statistics.processes import (
@@ -191,7 +192,7 @@ def run(
             interruption.check()
         if not collection.num_examples and process.num_processes == 1:
             raise DataError("there is no data: not a single batch to collect from")
-        total = add_over_processes(collection.statistics(model, (data,)))
+        total = finish(add_over_processes(collection.statistics(model, (data,))))
         if output is not None and partial is not None and process.is_first:
             try:
                 save_statistics(total, output.path, output.dtype, identity=partial.identity)

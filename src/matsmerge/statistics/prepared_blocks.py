@@ -13,6 +13,7 @@ from matsmerge.statistics.block_collection import BlockCollection
 from matsmerge.statistics.block_data import BlockData
 from matsmerge.statistics.collection_needs import CollectionNeeds, find_needs
 from matsmerge.statistics.collection_run import Output, finished_before, identity_of
+from matsmerge.statistics.compression import finish
 from matsmerge.statistics.cut_model import CutModel, cut
 from matsmerge.statistics.held_tensors import Room
 from matsmerge.statistics.partial_file import Interruption, PartialFile
@@ -64,7 +65,7 @@ class PreparedBlocks:
 
         told.stage("collecting", data.num_examples * collection.num_parts, "examples")
         with interruption.watching():
-            total = add_over_processes(collection.run(seen))
+            total = finish(add_over_processes(collection.run(seen)))
             prepared.collection.notes += collection.notes
             if output is not None and partial is not None and process.is_first:
                 save_statistics(total, output.path, output.dtype, identity=partial.identity)
