@@ -108,7 +108,8 @@ def losses_of(model: "nn.Module", batch: dict[str, Any]) -> "Tensor":
     from torch.nn import functional as F  # noqa: N812
 
     logits = logits_of(model, batch).movedim(-1, 1)
-    return F.cross_entropy(logits, batch[TARGETS], reduction="none").flatten(1).sum(1)
+    losses = F.cross_entropy(logits, batch[TARGETS], reduction="none")
+    return losses.reshape(len(losses), -1).sum(1)
 
 
 def run_forward(model: "nn.Module", batches: Batches) -> None:

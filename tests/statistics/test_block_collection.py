@@ -129,10 +129,16 @@ class Case:
         return prepare_blocks(self.prepared(batch_size, device_map=EMPTY, **loading))
 
 
-def case(name: str, folder: Path, statistics: str, **options: Any) -> Case:
+def case(
+    name: str,
+    folder: Path,
+    statistics: str,
+    dtype: torch.dtype = torch.float64,
+    **options: Any,
+) -> Case:
     kind = KINDS[name]
     torch.manual_seed(0)
-    model = kind.make().double()
+    model = kind.make().to(dtype)
     generator = torch.Generator().manual_seed(0)
     for buffer in model.buffers():
         if buffer.is_floating_point() and buffer.ndim:
@@ -159,6 +165,16 @@ def assert_same(found: Statistics, expected: Statistics, precision: float = 1e-9
 def test_blocks_give_what_the_whole_model_gives(name: str, statistics: str, tmp_path: Path) -> None:
     one = case(name, tmp_path, statistics, held_out=0.3)
     assert_same(one.blocks().run(), one.prepared().run(), one.kind.precision)
+
+
+@pytest.mark.parametrize("statistics", ["gram", "kfac"])
+def test_a_t5_in_bfloat16(statistics: str, tmp_path: Path) -> None:
+    """Some of whose modules transformers may keep in float32."""
+    one = case("t5", tmp_path, statistics, dtype=torch.bfloat16, fisher="empirical")
+    blocks = one.blocks()
+    assert torch.bfloat16 in {p.dtype for p in blocks.prepared.loaded.model.parameters()}
+    found, expected = blocks.run(), one.prepared().run()
+    assert_same(found, expected, 2.0**-7)
 
 
 def test_answers_of_the_data(tmp_path: Path) -> None:

@@ -35,10 +35,11 @@ def _are_the_same(ours: Statistics, expected: Statistics, atol: float = 1e-9) ->
         torch.testing.assert_close(found, wanted, rtol=0, atol=atol * float(wanted.norm()))
 
 
-def test_whole_moments(model: nn.Module, batches: list[Batch]) -> None:
+@pytest.mark.parametrize("rank", [RANK, 4])  # whole moments are summed up, or sketches
+def test_whole_moments(model: nn.Module, batches: list[Batch], rank: int) -> None:
     full = collect(model, batches, "full", held_out=0.3)
-    expected = collect(model, batches, held_out=0.3)
-    ours = compress(full, RANK)
+    expected = collect(model, batches, rank, held_out=0.3)
+    ours = compress(full, rank)
     _are_the_same(ours, expected)
     for of in (MAIN, HELD_OUT):
         found = [s.truncated_gram("first", of, bias=True) for s in (ours, expected)]
@@ -56,11 +57,10 @@ def test_sketches_of_a_higher_rank(model: nn.Module, batches: list[Batch]) -> No
 
 
 def test_they_add_up_with_collected_ones(
-    model: nn.Module,
-    batches: list[Batch],
-    tmp_path: Path,
+    model: nn.Module, batches: list[Batch], tmp_path: Path
 ) -> None:
     out = tmp_path / "s.safetensors"
     save_statistics(compress(collect(model, batches[:2], "full"), RANK), out, "float64")
-    added = combine([matsmerge.open_statistics(out), collect(model, batches[2:])])
-    _are_the_same(added, collect(model, batches))
+    others = collect(model, batches[2:])
+    added = combine([matsmerge.open_statistics(out), others])
+    _are_the_same(added, combine([collect(model, batches[:2]), others]))

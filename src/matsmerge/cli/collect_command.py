@@ -43,7 +43,7 @@ class Collected(Options):
 
     rank: str = option("full", metavar="R")
     """Leading directions that gram and kfac keep of second moments, as sketches: files of a few
-    percent of the model's size. full: whole matrices. auto: 32 where that is smaller than these."""
+    percent of the model's size. full: whole matrices. auto: 64 where that is smaller than these."""
 
     fisher: str = "empirical"
     """empirical: gradients for the given answers. true: for answers as likely as the model finds

@@ -7,10 +7,13 @@ the same Ω add up. The approximation
 
     G ~ Y (Ωᵀ Y)⁺ Yᵀ = B Bᵀ
 
-is not above G in any direction, and does the same to Ω. So B (d, k) and Y are equivalent,
-Y = B Bᵀ Ω, but B may be rounded: B Bᵀ is positive semi-definite, whatever B is. (Tropp, Yurtsever,
-Udell and Cevher, 2017, "Fixed-rank approximation of a positive-semidefinite matrix from streaming
-data".)
+is not above G in any direction. (Tropp, Yurtsever, Udell and Cevher, 2017, "Fixed-rank
+approximation of a positive-semidefinite matrix from streaming data".)
+
+Of k directions the last are hardly better than chance. So there are twice as many as are kept:
+the leading half of them is nearly what eigenvectors would be. On second moments of a sentence
+encoder the error of 64 directions, in the Frobenius norm, is 1.3 times the least that is possible,
+where with 64 columns it is 2.3 times that, and 1.05 times with 256.
 
 What B Bᵀ lacks is known on average: it is G (G + τ)⁻¹ G with τ such that the trace of
 G (G + τ)⁻¹ is k, and so lacks τ k of the trace (Derezinski, Liang, Liao and Mahoney, 2020). The
@@ -20,25 +23,33 @@ trace of G is stored beside the sketch and gives τ. So a direction that has λ 
 directions really hold, of which up to a third would otherwise be taken to lie outside of them.
 """
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.truncated import Truncated
+from matsmerge.linalg.truncated import Truncated, truncate
 
 SEED = 0
+_COLUMNS = 2  # of a sketch, for each direction that is kept of it
 
 
-def num_directions(dim: int, rank: int) -> int | None:
-    """How many directions there are of a rank; None where half of the matrix is no larger."""
-    return rank if 2 * (rank + 1) < dim else None  # one more for the diagonal
+def is_smaller(dim: int, rank: int) -> bool:
+    """Are a rank's directions and the diagonal smaller than half of the matrix?"""
+    return dim >= least_dim(rank)
 
 
 def least_dim(rank: int) -> int:
-    """The least dimension of which a sketch of this rank is smaller than the matrix."""
+    """The least dimension of which directions of this rank are smaller than the matrix."""
     return 2 * (rank + 1) + 1
+
+
+def num_columns(dim: int, rank: int) -> int | None:
+    """How many columns a sketch has; None where the upper half of G takes no more operations."""
+    num = _COLUMNS * rank
+    return num if 4 * num < dim else None
 
 
 @lru_cache(maxsize=64)
@@ -59,7 +70,7 @@ def directions(
     return signs.mT  # column after column in memory, as it was drawn
 
 
-def factor(sketch: Tensor, seed: int = SEED) -> Tensor:  # (d, k) -> (d, k)
+def factor(sketch: Tensor) -> Tensor:  # (d, k) -> (d, k)
     """B of a sketch: orthogonal columns, the longest first. What is not finite stays so.
 
     Stable for moments of low rank: of G + ν I, from whose eigenvalues ν is subtracted. Rounding
@@ -69,7 +80,7 @@ def factor(sketch: Tensor, seed: int = SEED) -> Tensor:  # (d, k) -> (d, k)
     y = sketch.double()
     if not bool(y.isfinite().all()):
         return torch.full_like(y, torch.nan)
-    omega = directions(dim, num, seed).to(y)
+    omega = directions(dim, num).to(y)
     core = omega.mT @ y
     rounding = torch.finfo(torch.float64).eps * float(core.norm())
     shift = max(float((core - core.mT).norm()), rounding) / dim
@@ -88,17 +99,37 @@ def factor(sketch: Tensor, seed: int = SEED) -> Tensor:  # (d, k) -> (d, k)
     return columns
 
 
-def sketch_of_factor(b: Tensor, num: int | None = None, seed: int = SEED) -> Tensor:
-    """Y of B, in float64; the first `num` columns of it, which are a sketch of a smaller rank."""
-    omega = directions(*b.shape, seed).to(b.device, torch.float64)[:, :num]
-    return b.double() @ (b.double().mT @ omega)
-
-
-def truncate_factor(b: Tensor, trace: float) -> Truncated:  # (d, k)
-    """The directions of B with the values they have in G, and what is left of the trace."""
-    vectors, lengths, _ = torch.linalg.svd(b.double(), full_matrices=False)
+def leading_of_sketch(sketch: Tensor, trace: float, rank: int) -> Tensor:  # (d, k) -> (d, r)
+    """B of a sketch's leading directions alone, with the values that they have in G."""
+    b = factor(sketch)
+    lengths = b.norm(dim=0)
     low = lengths.square()
     tau = max(trace - float(low.sum()), 0.0) / len(low)
     values = low + tau * low / (low + 2 * tau) if tau > 0 else low
-    rest = max(trace - float(values.sum()), 0.0) / max(len(b) - len(values), 1)
+    found: Tensor = b * (values.sqrt() / lengths.where(lengths > 0, 1))
+    return found[:, :rank]
+
+
+def leading_of_moment(moment: Tensor, rank: int) -> Tensor:  # (d, d) -> (d, r)
+    """B of the leading directions of G itself; what is not finite stays so."""
+    if not bool(moment.isfinite().all()):
+        return moment.new_full((len(moment), rank), torch.nan)
+    exact = truncate(moment, rank)
+    return exact.vectors * exact.values.sqrt()
+
+
+def leading_of_sum(factors: Sequence[Tensor]) -> Tensor:  # (d, r) each -> (d, r)
+    """B of the leading directions of a sum of B Bᵀ, as many as each of them has."""
+    vectors, lengths, _ = torch.linalg.svd(torch.cat(list(factors), 1), full_matrices=False)
+    return (vectors * lengths)[:, : factors[0].shape[1]]
+
+
+def truncate_factor(b: Tensor, trace: float) -> Truncated:  # (d, r)
+    """The directions of B with their values, and what is left of the trace."""
+    vectors, lengths, _ = torch.linalg.svd(b.double(), full_matrices=False)
+    values = lengths.square()
+    held = float(values.sum())
+    if held > trace:  # by the rounding of B
+        values *= trace / held
+    rest = max(trace - held, 0.0) / max(len(b) - len(values), 1)
     return Truncated(vectors, values, rest)

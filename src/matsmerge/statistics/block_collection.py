@@ -25,6 +25,7 @@ from matsmerge.models.streamed_model import is_within
 from matsmerge.statistics.block_data import BlockData, Capture
 from matsmerge.statistics.collection import Collection as StatisticsCollection
 from matsmerge.statistics.collection_options import CollectionOptions
+from matsmerge.statistics.compression import finish
 from matsmerge.statistics.cut_model import CutModel
 from matsmerge.statistics.finished_modules import FinishedModules
 from matsmerge.statistics.joined_statistics import kept_in, put_together, share_equal_inputs
@@ -34,6 +35,7 @@ from matsmerge.statistics.loss_terms import Terms, loss_terms
 from matsmerge.statistics.marks import marks_of
 from matsmerge.statistics.parameters import find_parameters
 from matsmerge.statistics.partial_passes import PartialPasses
+from matsmerge.statistics.processes import this_process
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics import Statistics
 from matsmerge.statistics.structure import is_float, spread
@@ -318,6 +320,8 @@ class BlockCollection:
                 seen(num_examples)
             self.notes += [note for note in collection.notes if note not in self.notes]
             found = collection.statistics(self._data.model, (self._data.data,))
+            if this_process().num_processes == 1:  # nothing more is to be added
+                found = finish(found)
             return kept_in(found, self._data.room)
 
 

@@ -31,7 +31,6 @@ from matsmerge.statistics.statistics import (
     Count,
     Header,
     Origin,
-    Sketching,
     Statistics,
     statistics_of,
 )
@@ -59,10 +58,7 @@ class NumValues(NamedTuple):
 
     sketched: int
     other: int
-
-    @property
-    def total(self) -> int:
-        return self.sketched + self.other
+    summed: int  # until they are done
 
     def file_bytes(self, dtype: str = "auto") -> int:
         sizes = parse_dtype(dtype, "sketch").itemsize, parse_dtype(dtype).itemsize
@@ -279,6 +275,7 @@ class Collection:
         firsts = set(leaders.values())
         rank = self.options.sketch_rank
         num: Counter[bool] = Counter()  # by whether they are of sketches
+        num_summed = 0
         for kind in self.options.collected:
             targets: Iterable[LinearMap | Owned] = self._subject.maps
             if isinstance(kind, GradientStatistic):
@@ -290,13 +287,17 @@ class Collection:
                 is_sketch = (
                     isinstance(kind, MomentStatistic)
                     and isinstance(t, LinearMap)
-                    and kind.num_directions(t, rank) is not None
+                    and kind.has_sketch(t, rank)
                 )
                 num[is_sketch] += len(self.totals) * kind.num_values(t, rank)
-        return NumValues(num[True], num[False])
+                num_summed += len(self.totals) * kind.num_summed(t, rank)
+        return NumValues(num[True], num[False], num_summed)
 
     def statistics(self, model: Origin, data: tuple[Origin, ...]) -> Statistics:
-        """What has been collected, as means, under the checkpoint's names."""
+        """What has been collected, as means, under the checkpoint's names.
+
+        Second moments are as they add up; `finish` makes of them what is kept.
+        """
         names = self._subject.names
         coverage = Coverage(self._subject, self._watches.values())
         header = Header(
@@ -317,10 +318,6 @@ class Collection:
                 for kind in self.options.statistics
             },
         )
-        rank = self.options.sketch_rank
-        if rank is not None:
-            sketching = Sketching(rank=rank)
-            header = header.model_copy(update={"sketching": sketching})
         sets = {of: (t.num_examples, t.summed(names)) for of, t in self.totals.items()}
         marks = {of: t.marks if t.marks.num else None for of, t in self.totals.items()}
         result = statistics_of(header, sets, marks)
@@ -335,7 +332,7 @@ def _check_rank(options: CollectionOptions, maps: Iterable[LinearMap]) -> None:
         return
     moments = [kind for kind in options.collected if isinstance(kind, MomentStatistic)]
     pairs = [(kind, m) for m in maps for kind in moments if kind.refuses(m) is None]
-    if not any(kind.num_directions(m, rank) for kind, m in pairs):
+    if not any(kind.has_sketch(m, rank) for kind, m in pairs):
         widest = max((kind.dim(m) for kind, m in pairs if m.layout != "embedding"), default=0)
         raise RecipeError(
             f"rank: sketches of rank {rank} are smaller than second moments of at least "

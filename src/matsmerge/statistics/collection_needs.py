@@ -16,8 +16,9 @@ from matsmerge.statistics.parameters import Owned
 from matsmerge.tasks.task import Encoded
 
 # A second moment is summed up as a full matrix; then there is its triangle, and a copy of that.
-# A sketch is in float64 until it is written, as a sum and as what is made of it.
+# A sketch is in float64 as a sum, as a mean, and as what is kept of it until that is written.
 _BYTES_OF_SUM = 16
+_BYTES_OF_SKETCH = 8
 # What modules give is held for the way back, and gradients come and go beside it.
 _COPIES_WITH_GRADIENTS = 3
 
@@ -87,7 +88,8 @@ def find_needs(
                 return not any(cut.is_in_block(owner) for owner in owners)
             return any(is_within(owner, module) for owner in owners)
 
-        return _BYTES_OF_SUM * collection.num_values(cut.leaders, has).total
+        num = collection.num_values(cut.leaders, has)
+        return _BYTES_OF_SUM * num.summed + _BYTES_OF_SKETCH * num.sketched
 
     weights = cut.streamed.num_bytes
     tail = [unit for unit in cut.units if unit in cut.tail]
@@ -95,7 +97,8 @@ def find_needs(
     in_turn = [weights(cut.of_blocks[b]) + summed(b) + given([b]) for b in blocks]
     outside = weights(cut.of_tail) + summed(None) + given(tail)
     num = collection.num_values(cut.leaders)
-    summed_in_all = _BYTES_OF_SUM * num.sketched + 12 * num.other  # of which one is copied at once
+    summed_in_all = _BYTES_OF_SUM * (num.summed - num.other) + _BYTES_OF_SKETCH * num.sketched
+    summed_in_all += 12 * num.other  # of which one is copied at once
     passing = given(blocks) if has_gradients else max(given([b]) for b in blocks)
     outputs = [int(cut.output_bytes[b] * sum(sizes)) for b in blocks]
     return CollectionNeeds(
@@ -103,7 +106,7 @@ def find_needs(
         by_blocks=weights(cut.resident) + given(others) + max(*in_turn, outside),
         # On the way back, outputs of all blocks and the gradients at two of them.
         held=sum(outputs) + 2 * max(outputs) if has_gradients else 2 * max(outputs),
-        statistics=8 * num.sketched + 4 * num.other,
+        statistics=_BYTES_OF_SKETCH * num.sketched + 4 * num.other,
         file=num.file_bytes(),
         num_passes=2 if has_gradients else 1,
     )

@@ -22,6 +22,7 @@ from matsmerge.models.parameter_names import match_names
 from matsmerge.progress import AnyProgress, listener
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.collection_options import CollectionOptions, make_options
+from matsmerge.statistics.compression import finish
 from matsmerge.statistics.loss_terms import losses_by_labels
 from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
 from matsmerge.statistics.processes import (
@@ -247,12 +248,12 @@ def _skip(
 def put_down(own: Statistics, output: Output | None, partial: PartialFile | None) -> Statistics:
     """Write the sum over all processes, which is returned; or what a part of the data gave."""
     if output is None or partial is None:
-        return add_over_processes(own)
+        return finish(add_over_processes(own))
     if output.part is not None:
         # In float64 it is what another process would be sent.
         save_statistics(own, output.own_path, "float64", identity=partial.identity)
         return own
-    total = add_over_processes(own)
+    total = finish(add_over_processes(own))
     if output.process.is_first:
         save_statistics(total, output.path, output.dtype, identity=partial.identity)
     return total
@@ -263,7 +264,7 @@ def add_parts(outputs: Sequence[Output]) -> Statistics:
     first = outputs[0]
     if not (first.resume and not first.overwrite and first.path.exists()):
         parts = (open_statistics(output.own_path) for output in outputs)
-        total = reduce(lambda one, other: add_up([one, other]), parts)
+        total = finish(reduce(lambda one, other: add_up([one, other]), parts))
         save_statistics(total, first.path, first.dtype, identity=read_identity(first.own_path))
     for output in outputs:
         output.own_path.unlink(missing_ok=True)

@@ -22,13 +22,13 @@ from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.errors import StatisticsError
-from matsmerge.linalg.nystrom import SEED, truncate_factor
+from matsmerge.linalg.nystrom import truncate_factor
 from matsmerge.linalg.triangle import unpack_upper
 from matsmerge.linalg.truncated import Truncated
 from matsmerge.notebook_table import notebook_table
 from matsmerge.statistics.collection_options import CollectionOptions, Rank
 from matsmerge.statistics.kinds import KINDS
-from matsmerge.statistics.kinds.sketch_sum import factored
+from matsmerge.statistics.kinds.sketch_sum import scaled
 from matsmerge.statistics.kinds.statistic import Form, Statistic, Stored
 from matsmerge.statistics.linear_maps import Layout
 from matsmerge.statistics.marks import Marks
@@ -76,10 +76,9 @@ class Origin(_Part):
 
 
 class Sketching(_Part):
-    """What the arrays of the form `sketch` are sketches by."""
+    """How the arrays of the form `sketch` are kept."""
 
-    rank: Rank  # columns of Ω
-    seed: Annotated[int, Field(strict=True, ge=0, lt=2**64)] = SEED  # of Ω
+    rank: Rank  # leading directions
 
 
 class Header(_Part):
@@ -174,7 +173,7 @@ class Statistics:
         """
         if self.header.forms.get(f"{of}/{key}") != "sketch":
             return None
-        stored = self.stored(key, of)  # (d, k + 1)
+        stored = self.stored(key, of)  # (d, r + 1)
         array, _, name = key.partition("/")
         if array == "inputs" and self.has(f"mean/{name}", of) and not bias:
             stored = stored[:-1]
@@ -285,7 +284,7 @@ def statistics_of(
 ) -> Statistics:
     """Means of the sums of each set, which comes with its number of examples.
 
-    The header says all that the sums do not; `sketching` is left out where there are no sketches.
+    The header says all that the sums do not.
     """
     arrays: dict[str, Tensor] = {}
     forms: dict[str, Form] = {}
@@ -298,17 +297,13 @@ def statistics_of(
                 count = num_rows[f"{one.kind.array}/{one.name}"] = one.num_rows
             for array, (summed, form) in one.sums.items():
                 key = f"{of}/{array}/{one.name}"
-                mean = (summed if form == "rows" else summed / count).cpu()
                 if form == "sketch":
-                    assert header.sketching is not None
-                    mean = factored(mean, header.sketching.seed)
-                arrays[key] = mean
-                forms[key] = form
+                    mean = scaled(summed, 1 / count)
+                else:
+                    mean = summed if form == "rows" else summed / count
+                arrays[key], forms[key] = mean.cpu(), form
         described[of] = Set(num_examples=num_examples, num_rows=num_rows, marks=marks.get(of))
-    changes: dict[str, Any] = {"sets": described, "forms": forms}
-    if "sketch" not in forms.values():
-        changes["sketching"] = None
-    return in_memory(header.model_copy(update=changes), arrays)
+    return in_memory(header.model_copy(update={"sets": described, "forms": forms}), arrays)
 
 
 def in_memory(header: Header, arrays: Mapping[str, Tensor]) -> Statistics:

@@ -25,6 +25,7 @@ from matsmerge.optional_import import import_optional
 from matsmerge.statistics.collection import Collection, Loss
 from matsmerge.statistics.collection_options import make_options
 from matsmerge.statistics.collection_run import assign_sets
+from matsmerge.statistics.compression import finish
 from matsmerge.statistics.loss_terms import losses_by_labels
 from matsmerge.statistics.shown_batch import count_examples
 from matsmerge.statistics.statistics import Origin
@@ -115,7 +116,7 @@ class StatisticsCallback(_TrainerCallback):  # type: ignore[misc]
                 rows = [row for row in self._rows() if isinstance(row, Mapping)]
                 of_rows = fingerprint_rows(rows) if rows else ""
                 of_data = Origin(name=self._name, fingerprint=of_rows)
-                found = collection.statistics(of_model, (of_data,))
+                found = finish(collection.statistics(of_model, (of_data,)))
         save_statistics(found, folder / BESIDE, self._dtype)
         for note in collection.notes:
             warnings.warn(note, stacklevel=2)

@@ -123,7 +123,7 @@ def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
 
 
 def _has_form(spec: TensorSpec, form: Form, sketching: Sketching | None) -> bool:
-    if not spec.dtype.is_floating_point:
+    if not spec.dtype.is_floating_point or form == "wide":
         return False
     if form == "sketch":
         return (

@@ -10,7 +10,7 @@ from typing import Any
 from matsmerge.errors import StatisticsError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
-from matsmerge.statistics.kinds.sketch_sum import multiplied, without_constant
+from matsmerge.statistics.kinds.sketch_sum import scaled, without_constant
 from matsmerge.statistics.kinds.statistic import InputStatistic, Statistic, Stored
 from matsmerge.statistics.statistics import Header, Map, Statistics, Summed, statistics_of
 
@@ -54,13 +54,12 @@ class _Place:
         key = f"{array}/{self.name}"
         values = self.part.stored(key, self.of).double()
         form = self.part.header.forms[f"{self.of}/{key}"]
+        is_kept = form in ("sketch", "wide")
+        if is_kept and array == "inputs" and self.has("mean") and not keeps_mean:
+            mean = self.part.stored(f"mean/{self.name}", self.of)
+            values = without_constant((values, form), mean)
         if form == "sketch":
-            assert self.part.header.sketching is not None
-            seed = self.part.header.sketching.seed
-            values = multiplied(values, seed)
-            if array == "inputs" and self.has("mean") and not keeps_mean:
-                mean = self.part.stored(f"mean/{self.name}", self.of)
-                values = without_constant(values, mean, seed)
+            return scaled(values, self.count(kind)), form
         return (values if form == "rows" else values * self.count(kind)), form
 
 
@@ -164,7 +163,7 @@ def _described(header: Header) -> str:
     sketching = header.sketching
     if sketching is None:
         return "second moments in full"
-    return f"sketches of rank {sketching.rank} by directions of seed {sketching.seed}"
+    return f"sketches of rank {sketching.rank}"
 
 
 def _common_leaders(all_maps: list[tuple[Map, ...]]) -> dict[str, str]:

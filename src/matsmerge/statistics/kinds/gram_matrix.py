@@ -34,7 +34,7 @@ class GramMatrix(MomentStatistic, InputStatistic):
 
     name = "gram"
     arrays: ClassVar[Arrays] = {
-        "inputs": ("symmetric", "diagonal", "sketch"),
+        "inputs": ("symmetric", "diagonal", "sketch", "wide"),
         "mean": ("full",),
     }
     title = "second moments of inputs (gram, kfac)"
@@ -53,8 +53,8 @@ class GramMatrix(MomentStatistic, InputStatistic):
             sums = [(values.round(), form) for values, form in sums]
         return super().add_up(sums)
 
-    def num_directions(self, target: LinearMap, rank: int | None) -> int | None:
-        return None if target.layout == "embedding" else super().num_directions(target, rank)
+    def has_sketch(self, target: LinearMap, rank: int | None) -> bool:
+        return target.layout != "embedding" and super().has_sketch(target, rank)
 
     def num_values(self, target: LinearMap, rank: int | None = None) -> int:
         if target.layout == "embedding":

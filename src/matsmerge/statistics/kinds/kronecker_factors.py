@@ -19,7 +19,7 @@ class KroneckerFactors(MomentStatistic, OutputStatistic):
     """Gram matrices, and the second moment of output gradients, summed over an example's rows."""
 
     name = "kfac"
-    arrays: ClassVar[Arrays] = {"outputs": ("symmetric", "sketch")}
+    arrays: ClassVar[Arrays] = {"outputs": ("symmetric", "sketch", "wide")}
     title = "second moments of output gradients (kfac)"
     includes = (GRAM,)
 

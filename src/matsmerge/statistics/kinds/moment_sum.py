@@ -1,14 +1,14 @@
 """Sums of second moments, which several statistics are made of."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.nystrom import num_directions
+from matsmerge.linalg.nystrom import is_smaller, num_columns
 from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperProbe, UpperSum, pack_upper
-from matsmerge.statistics.kinds.sketch_sum import SketchSum
+from matsmerge.statistics.kinds.sketch_sum import SketchSum, sum_of_kept
 from matsmerge.statistics.kinds.statistic import MapStatistic, Storage, Stored, Sum, check_parts
 from matsmerge.statistics.linear_maps import LinearMap
 
@@ -67,20 +67,35 @@ class MomentStatistic(MapStatistic, ABC):
         first = torch.zeros(shape, dtype=storage.dtype, device=storage.device)
         if storage.is_trial:
             return MomentSum(UpperProbe(first))
-        num = self.num_directions(target, storage.rank)
+        num = self.num_columns(target, storage.rank)
         if num is not None:
             return SketchSum(shape[-1], num, storage.dtype, keeps_mean=storage.keeps_mean)
         sums = torch.zeros(*shape, shape[-1], dtype=storage.dtype, device=storage.device)
         return MomentSum(UpperSum(sums, first if storage.keeps_mean else None))
 
-    def num_directions(self, target: LinearMap, rank: int | None) -> int | None:
-        """How many directions a target's sketch is of; None where it has the whole moment."""
-        if rank is None or target.num_groups > 1:
+    def add_up(self, sums: Sequence[Stored]) -> Stored:
+        if sums[0][1] == "sketch":
+            return sum_of_kept([values for values, _ in sums]), "sketch"
+        return super().add_up(sums)
+
+    def has_sketch(self, target: LinearMap, rank: int | None) -> bool:
+        """Is a target's moment kept by a rank, and not whole?"""
+        is_one = target.num_groups == 1
+        return rank is not None and is_one and is_smaller(self.dim(target), rank)
+
+    def num_columns(self, target: LinearMap, rank: int | None) -> int | None:
+        """How many columns the sketch has that is summed up; None where the whole moment is."""
+        if rank is None or not self.has_sketch(target, rank):
             return None
-        return num_directions(self.dim(target), rank)
+        return num_columns(self.dim(target), rank)
 
     def num_values(self, target: LinearMap, rank: int | None = None) -> int:
-        num = self.num_directions(target, rank)
+        if rank is not None and self.has_sketch(target, rank):
+            return self.dim(target) * (rank + 1)
+        return target.num_groups * self.dim(target) ** 2 // 2
+
+    def num_summed(self, target: LinearMap, rank: int | None = None) -> int:
+        num = self.num_columns(target, rank)
         if num is not None:
             return self.dim(target) * (num + 1)
-        return target.num_groups * self.dim(target) ** 2 // 2
+        return self.num_values(target)

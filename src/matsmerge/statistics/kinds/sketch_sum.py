@@ -1,17 +1,25 @@
-"""Sums of second moments that are kept as sketches, of a size that goes with a rank.
+"""Second moments that are kept by a rank: sums of sketches, and what is made of them in the end.
 
-Of G (d, d) a sketch has Y = G Ω (d, k) and, as one more column, the diagonal of G, which gives the
-exact trace. Of inputs to which biases may be joined, G is the moment of [z; 1].
+While rows are added there is Y = G Ω (d, k) and, as one more column, the diagonal of G, which gives
+the exact trace: the form `wide`. These sums add up exactly. What is kept of them, the form
+`sketch`, is [B | diagonal] (d, r + 1), r leading directions with G ~ B Bᵀ. Of inputs to which
+biases may be joined, G is the moment of [z; 1].
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
-from matsmerge.linalg.nystrom import directions, factor, sketch_of_factor
+from matsmerge.linalg.nystrom import (
+    directions,
+    leading_of_moment,
+    leading_of_sketch,
+    leading_of_sum,
+    num_columns,
+)
 from matsmerge.statistics.kinds.statistic import Stored, Sum, check_parts
 
 
@@ -64,7 +72,7 @@ class SketchSum(Sum):
 
     def sums(self) -> list[Stored]:
         sketch = torch.cat([self._total[: self._num], self._total[-1:]]).mT
-        found: list[Stored] = [(sketch, "sketch")]
+        found: list[Stored] = [(sketch, "wide")]
         if self._keeps_mean:
             found.append((self._total[self._num, : self._dim], "full"))
         return found
@@ -85,19 +93,41 @@ def _weights(
     return omega[:, :dim].contiguous(), omega[:, dim].contiguous()
 
 
-def factored(mean: Tensor, seed: int) -> Tensor:  # (d, k + 1), of Y and the diagonal
-    """A sketch as it is stored, with B in place of Y, of which little is lost by rounding."""
-    return torch.cat([factor(mean[:, :-1], seed), mean[:, -1:].double()], 1)
+def kept_of_wide(wide: Tensor, rank: int) -> Tensor:  # (d, k + 1) -> (d, r + 1)
+    """The sketch that is kept, from Y and the diagonal."""
+    diagonal = wide[:, -1:].double()
+    return torch.cat([leading_of_sketch(wide[:, :-1], float(diagonal.sum()), rank), diagonal], 1)
 
 
-def multiplied(stored: Tensor, seed: int, num: int | None = None) -> Tensor:  # (d, k + 1)
-    """What `factored` was made of, or the same of fewer directions."""
-    y = sketch_of_factor(stored[:, :-1], num, seed)
-    return torch.cat([y, stored[:, -1:].double()], 1)
+def kept_of_moment(moment: Tensor, rank: int) -> Tensor:  # (d, d) -> (d, r + 1)
+    """The sketch that is kept, from the whole moment: what is kept of rows that had this one."""
+    diagonal = moment.diagonal()[:, None]
+    num = num_columns(len(moment), rank)
+    if num is None:
+        return torch.cat([leading_of_moment(moment, rank), diagonal], 1)
+    y = moment @ directions(len(moment), num).to(moment)
+    return kept_of_wide(torch.cat([y, diagonal], 1), rank)
 
 
-def without_constant(sketch: Tensor, mean: Tensor, seed: int) -> Tensor:  # (d + 1, k + 1), (d,)
-    """The sketch of inputs z from that of [z; 1], of the same directions."""
-    last = directions(len(sketch), sketch.shape[1] - 1, seed)[-1].double()
-    y = sketch[:-1, :-1] - mean.double()[:, None] * last
-    return torch.cat([y, sketch[:-1, -1:]], 1)
+def scaled(kept: Tensor, scale: float) -> Tensor:  # (d, r + 1)
+    """The sketch of a moment times a number."""
+    return torch.cat([kept[:, :-1] * scale**0.5, kept[:, -1:] * scale], 1)
+
+
+def sum_of_kept(parts: Sequence[Tensor]) -> Tensor:  # (d, r + 1) each
+    """The sketch of a sum of moments: the leading directions of the sum of all B Bᵀ."""
+    first, *others = parts
+    if not others:
+        return first
+    factors = [part[:, :-1] for part in parts]
+    return torch.cat([leading_of_sum(factors), sum((p[:, -1:] for p in others), first[:, -1:])], 1)
+
+
+def without_constant(stored: Stored, mean: Tensor) -> Tensor:  # (d + 1, ...), (d,)
+    """What is of inputs z from what is of [z; 1]."""
+    values, form = stored
+    if form == "sketch":
+        return values[:-1]
+    last = directions(len(values), values.shape[1] - 1)[-1].double()
+    y = values[:-1, :-1] - mean.double()[:, None] * last
+    return torch.cat([y, values[:-1, -1:]], 1)

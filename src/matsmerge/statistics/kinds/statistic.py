@@ -23,7 +23,8 @@ from matsmerge.statistics.parameters import Owned
 if TYPE_CHECKING:
     from matsmerge.statistics.statistics import Header, Map
 
-Form = Literal["symmetric", "diagonal", "rows", "full", "sketch"]
+# `wide` is never in a file: it is what `sketch` is made of.
+Form = Literal["symmetric", "diagonal", "rows", "full", "sketch", "wide"]
 Arrays = Mapping[str, tuple[Form, ...]]  # by name, each with the forms it may have
 Shapes = Mapping[str, tuple[int, ...]]
 Stored = tuple[Tensor, Form]  # an array, and the form it has
@@ -62,8 +63,7 @@ class Sum(ABC):
     def sums(self) -> list[Stored]:
         """What is divided and stored, in the order of `Statistic.arrays`; the last may be missing.
 
-        An array of the form `rows` is stored as it is. One of the form `sketch` is Y and the
-        diagonal here, and stored as `factored` says.
+        An array of the form `rows` is stored as it is.
         """
 
     def comparable(self) -> Tensor:
@@ -120,6 +120,10 @@ class Statistic(ABC, Generic[Target]):
     @abstractmethod
     def num_values(self, target: Target, rank: int | None = None) -> int:
         """About how many numbers are stored of a target; `rank` is that of sketches."""
+
+    def num_summed(self, target: Target, rank: int | None = None) -> int:
+        """About how many numbers there are while it is summed up."""
+        return self.num_values(target, rank)
 
     def refuses(self, target: Target) -> str | None:  # noqa: ARG002
         """Why a target cannot have this statistic; None if it can."""
