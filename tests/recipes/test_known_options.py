@@ -40,11 +40,12 @@ def test_the_file_is_up_to_date() -> None:
             ],
         ),
         (
-            "models: [a]\nmethod: {name: mats, solver: {name: cg, iterations: 1.5}, ridge: [0, x]}",
-            [
-                "method: mats.solver.cg.iterations: input should be a valid integer",
-                "method: mats.ridge: input should be a valid number",
-            ],
+            "models: [a]\nmethod: {name: mats, solver: {name: cg, iterations: 1.5}}",
+            ["method: mats.solver.cg.iterations: input should be a valid integer"],
+        ),
+        (
+            "models: [a]\nbase: b\nmethod: {name: task_arithmetic, scale: [0, x]}",
+            ["method: task_arithmetic.scale: input should be a valid number"],
         ),
         (
             "models: [a]\nbase: b\nmethod: {name: dare_ties, seed: -1, rescale: maybe}",

@@ -59,14 +59,18 @@ def score_tables(results: SuiteResults) -> Iterator[Table]:
 
 def verdicts(results: SuiteResults) -> Iterator[str]:
     """For each variant, which merge scored best, and how far it is from separate models."""
-    for name, variant in results.variants.items():
-        means = {m: mean_and_error(v)[0] for m, v in _means(variant).items() if m not in NO_MERGES}
+    for title, variant in results.variants.items():
+        means = {
+            name: mean_and_error(values)[0]
+            for name, values in _means(variant).items()
+            if name.partition(" with ")[0] not in NO_MERGES
+        }
         if not means:
             continue
         best = max(means, key=lambda method: means[method])
         own = [row.test.mean for row in variant.comparison if row.method == INDIVIDUAL]
         beside = f"; a model for each task has {_percent(own)} %" if own else ""
-        yield f"{name}: best is {best} with {100 * means[best]:.1f} % on test data{beside}"
+        yield f"{title}: best is {best} with {100 * means[best]:.1f} % on test data{beside}"
 
 
 def compare_runs(runs: Mapping[str, SuiteResults]) -> Iterator[Table]:
