@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy import stats
 
 from matsmerge.lab.evaluation.metrics import Floats
 from matsmerge.lab.reports.paired_interval import Interval, TaskScore, paired_interval
 
+stats: Any = pytest.importorskip("scipy.stats")
 Scored = dict[int, dict[str, TaskScore]]
 
 
