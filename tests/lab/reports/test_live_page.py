@@ -23,11 +23,11 @@ class Heard(Progress):
     def __init__(self) -> None:
         self.calls: list[tuple[object, ...]] = []
 
-    def stage(self, *given: object) -> None:  # type: ignore[override]
-        self.calls.append(("stage", *given))
+    def stage(self, title: str, total: int | None = None, unit: str = "", done: int = 0) -> None:
+        self.calls.append(("stage", title, total, unit, done))
 
-    def advance(self, *given: object) -> None:  # type: ignore[override]
-        self.calls.append(("advance", *given))
+    def advance(self, amount: int, doing: str | None = None) -> None:
+        self.calls.append(("advance", amount, doing))
 
     def note(self, text: str) -> None:
         self.calls.append(("note", text))

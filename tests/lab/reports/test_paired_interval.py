@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from numpy.typing import NDArray
 
+from matsmerge.lab.evaluation.metrics import Floats
 from matsmerge.lab.reports.paired_interval import Interval, TaskScore, paired_interval
 
+stats: Any = pytest.importorskip("scipy.stats")
 Scored = dict[int, dict[str, TaskScore]]
 
 
-def answers(shares: np.ndarray) -> str:
+def answers(shares: NDArray[np.bool_]) -> str:
     return "".join("1" if one else "0" for one in shares)
 
 
@@ -78,19 +81,19 @@ def test_seeds_alone_have_few_degrees_of_freedom() -> None:
     assert found.over == "paired over 3 seeds"
 
 
-def crossed(rng: np.random.Generator) -> np.ndarray:  # (seeds, examples)
+def crossed(rng: np.random.Generator) -> Floats:  # (seeds, examples)
     """Every seed sees the same examples."""
     return 0.1 * rng.normal(size=(4, 1)) + rng.normal(size=(1, 60)) + rng.normal(size=(4, 60))
 
 
-def nested(rng: np.random.Generator) -> np.ndarray:
+def nested(rng: np.random.Generator) -> Floats:
     """Every seed has examples of its own."""
     return 0.1 * rng.normal(size=(4, 1)) + math.sqrt(2) * rng.normal(size=(4, 60))
 
 
 @pytest.mark.parametrize("make", [crossed, nested])
 def test_the_variance_of_seeds_and_examples_is_not_biased(
-    make: Callable[[np.random.Generator], np.ndarray], monkeypatch: pytest.MonkeyPatch
+    make: Callable[[np.random.Generator], Floats],
 ) -> None:
     """The mean of what is estimated is the variance of the mean, over many repetitions."""
     from matsmerge.lab.reports import paired_interval as module

@@ -44,8 +44,11 @@ def test_variants_stand_below_each_other_with_their_names() -> None:
 
 
 def test_a_coloured_table() -> None:
-    cells = [[Cell("1.00", shade=1.0), "–"], [Cell("0.5", shade=-0.5), Cell("0", shade=0.0)]]
-    rows = [[name, *row] for name, row in zip("ab", cells, strict=True)]
+    cells: list[list[Cell | str]] = [
+        [Cell("1.00", shade=1.0), "–"],
+        [Cell("0.5", shade=-0.5), Cell("0", shade=0.0)],
+    ]
+    rows: list[list[Cell | str]] = [[name, *row] for name, row in zip("ab", cells, strict=True)]
     drawn = draw_table(Table(["", "x", "y"], rows), 300)
     found = re.findall(r'fill="var\(--(better|worse)\)" fill-opacity="([\d.]+)"', drawn)
     assert found == [("better", "1.00"), ("worse", "0.50")]

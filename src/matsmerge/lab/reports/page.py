@@ -20,9 +20,8 @@ _WIDE, _HALF, _NARROW = 860, 430, 330  # pixels
 
 def to_page(report: doc.Report, refresh: int = 0) -> str:
     """The whole page; one that is read while it changes loads itself anew every few seconds."""
-    first, *others = report.verdicts or [None]
-    is_one = first is not None and not others
-    headline = first.headline if first and is_one else report.title
+    is_one = len(report.verdicts) == 1
+    headline = report.verdicts[0].headline if is_one else report.title
     links = "".join(f'<li><a href="#{s.slug}">{escape(s.title)}</a></li>' for s in report.shown)
     made_by = f"<footer>Made by {escape(report.made_by)}.</footer>" if report.made_by else ""
     again = f'<meta http-equiv="refresh" content="{refresh}">\n' if refresh else ""

@@ -144,10 +144,13 @@ def score_rows(table: ScoreTable, title: str = "") -> Table:
     """Every model's scores, coloured by the distance to the task's own model."""
     rows, own = table.ordered, table.row(table.individual)
     are_merges = [not row.is_reference for row in rows]
-    given = [(t, [row.tasks.get(t) for row in rows], own and own.tasks.get(t)) for t in table.tasks]
+    given: list[tuple[str, list[Score | None], Score | None]] = [
+        (task, [row.tasks.get(task) for row in rows], own.tasks.get(task) if own else None)
+        for task in table.tasks
+    ]
     has_mean = len(table.tasks) > 1 and any(row.mean for row in rows)
     if has_mean:
-        given.insert(0, ("mean", [row.mean for row in rows], own and own.mean))
+        given.insert(0, ("mean", [row.mean for row in rows], own.mean if own else None))
     away = [gaps(scores, zero, table.higher_is_better) for _, scores, zero in given]
     scale = colour_scale([gap for column in away for gap in compress(column, are_merges)])
     columns: list[Column] = [("", [row.name for row in rows])]

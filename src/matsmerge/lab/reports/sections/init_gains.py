@@ -26,15 +26,15 @@ def init_gains(variant: Variant) -> list[Block]:
     largest = max(abs(s - own[init]) for init, row in scores.items() for s in row if s is not None)
     rows: list[list[Cell | str]] = []
     for init, row in scores.items():
-        cells: list[Cell | str] = [variant.label(init), percent(own[init])]
+        shown: list[Cell | str] = [variant.label(init), percent(own[init])]
         for s in row:
             if s is None:
-                cells.append(NOTHING)
+                shown.append(NOTHING)
             else:
                 gain = s - own[init]
                 text, shade = f"{percent(s)} ({signed(gain)})", gain / (largest or 1.0)
-                cells.append(Cell(text, best=s == best, shade=shade))
-        rows.append(cells)
+                shown.append(Cell(text, best=s == best, shade=shade))
+        rows.append(shown)
     text = (
         f"The objective {objectives[scores[winner].index(best)]} from {variant.label(winner)} is "
         f"best, at {percent(best)} ({signed(best - own[winner])} over the init)."

@@ -26,8 +26,8 @@ def level_sets(variant: Variant) -> list[Block]:
         for j, line in enumerate(lines):
             name = "" if j else f"loss of {task}"
             xs, ys = zip(*line, strict=True)
-            look = {"line": 1.3, "opacity": 0.8, "dash": DASHES[i % len(DASHES)]}
-            series.append(Series(name, xs, ys, colour_of(i), "", **look))
+            dash = DASHES[i % len(DASHES)]
+            series.append(Series(name, xs, ys, colour_of(i), "", 0, 1.3, dash, opacity=0.8))
     for i, (method, path) in enumerate(found.paths.items()):
         name, dash = f"path of {variant.label(method)}", DASHES[i % len(DASHES)]
         xs, ys = [point.x for point in path], [point.y for point in path]
@@ -38,9 +38,9 @@ def level_sets(variant: Variant) -> list[Block]:
         symbol = SYMBOLS[i % len(SYMBOLS)]
         series.append(Series(name, [merge.x], [merge.y], tint, symbol, 6, titles=[name]))
     for i, model in enumerate(found.models):
-        name = model.name
-        look = {"titles": [name], "labels": [name]}
-        series.append(Series("", [model.x], [model.y], colour_of(i), "circle", 7, **look))
+        tint, names = colour_of(i), [model.name]
+        place = [model.x], [model.y]
+        series.append(Series("", *place, tint, size=7, titles=names, labels=names))
     x, y = (Axis(low=min(v), high=max(v)) for v in (found.xs, found.ys))
     caption = (
         f"Level sets of each task's loss in a plane of {found.layer}, on held-out examples, all "

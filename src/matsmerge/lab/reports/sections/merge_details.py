@@ -54,7 +54,7 @@ def _heat_map(name: str, layers: Mapping[str, Mapping[str, Any]], has_titles: bo
     if len({module for module, _ in places.values()}) > _MOST_ROWS:
         places = {p: (re.sub(r"\d+", "*", module), at) for p, (module, at) in places.items()}
     modules = list(dict.fromkeys(module for module, _ in places.values()))
-    numbers = sorted({at for _, at in places.values()}, key=lambda at: (at is None, at))
+    numbers = sorted({at for _, at in places.values()}, key=lambda at: (at is None, at or 0))
     found = grouped((places[parameter], report) for parameter, report in layers.items())
     rows: list[list[Cell | str]] = [
         [
