@@ -44,8 +44,8 @@ def plan_fp8(
             "dtype: fp8 writes what the base or a model has in FP8, and none is stored so; write "
             "bfloat16, and quantize the result (llm-compressor, transformers' FineGrainedFP8Config)"
         )
-    of_files = quantization_config(files.folder if files else None)
-    config = of_files or quantization_config(like.checkpoint.folder)
+    config = quantization_config(like.checkpoint.folder)
+    config = config or quantization_config(files.folder if files else None)
     RecipeError.raise_all(_refusals(recipe, output, like, config))
     changed = _for_weights(config)
     scaled = _scaled(like)

@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -240,7 +240,7 @@ class Worker:
                     model.checkpoint.prefetch(model.names[p.name], *planned.span(p))
 
 
-def _writer(parameter: Parameter, sinks: Iterable[Sink]) -> Callable[[int, Tensor], None]:
+def _writer(parameter: Parameter, sinks: Collection[Sink]) -> Callable[[int, Tensor], None]:
     """A function that writes a parameter's merged values from some element on, in their order."""
 
     def write(name: str, start: int, values: Tensor) -> None:
