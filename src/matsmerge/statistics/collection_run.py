@@ -263,7 +263,7 @@ def add_parts(outputs: Sequence[Output]) -> Statistics:
     """Write the sum of all parts of the data, in the order in which processes are added."""
     first = outputs[0]
     if not (first.resume and not first.overwrite and first.path.exists()):
-        parts = (open_statistics(output.own_path) for output in outputs)
+        parts = (open_statistics(output.own_path, is_part=True) for output in outputs)
         total = finish(reduce(lambda one, other: add_up([one, other]), parts))
         save_statistics(total, first.path, first.dtype, identity=read_identity(first.own_path))
     for output in outputs:
@@ -285,7 +285,7 @@ def finished_before(output: Output, partial: PartialFile) -> Statistics | None:
         )
     wait_for_processes()
     partial.remove()
-    return open_statistics(path)
+    return open_statistics(path, is_part=path != output.path)
 
 
 def identity_of(

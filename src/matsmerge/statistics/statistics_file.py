@@ -54,8 +54,11 @@ def is_statistics_file(path: str | Path) -> bool:
     return False
 
 
-def open_statistics(path: str | Path) -> Statistics:
-    """Read and check a header; arrays are read when they are asked for."""
+def open_statistics(path: str | Path, *, is_part: bool = False) -> Statistics:
+    """Read and check a header; arrays are read when they are asked for.
+
+    What a part of the data gave is still to be added up, so its sketches are wide.
+    """
     file = local_path(path)
     with reading(path, StatisticsError):
         fetch_path(file)
@@ -71,7 +74,7 @@ def open_statistics(path: str | Path) -> Statistics:
     arrays.aliases = {}
     arrays.place = file
     header = _parse(path, metadata[_METADATA_KEY])
-    problems = list(_problems(header, arrays.specs))
+    problems = list(_problems(header, arrays.specs, is_part))
     if problems:
         raise StatisticsError(
             [f"{path}: {p}; it was damaged or edited, collect it again" for p in problems[:10]]
@@ -98,7 +101,7 @@ def _parse(path: str | Path, text: str) -> Header:
     return parse_as(content, Header, where, StatisticsError)
 
 
-def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
+def _problems(header: Header, specs: Mapping[str, TensorSpec], is_part: bool) -> Iterator[str]:
     """Where a header and its arrays do not fit together."""
     for full, form in header.forms.items():
         of, _, key = full.partition("/")
@@ -108,7 +111,11 @@ def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
             yield f"array '{full}' is of no set or kind that there is"
         elif full not in specs:
             yield f"array '{full}' is missing"
-        elif form not in kind.arrays[array] or not _has_form(specs[full], form, header.sketching):
+        elif (
+            form not in kind.arrays[array]
+            or not _has_form(specs[full], form, header.sketching)
+            or (form == "wide" and not is_part)
+        ):
             yield f"array '{full}' ({specs[full]}) has not the form '{form}' that it should"
         elif kind.is_per_row and array == kind.array and not header.sets[of].num_rows.get(key):
             yield f"there is no number of rows for '{full}'"
@@ -123,8 +130,10 @@ def _problems(header: Header, specs: Mapping[str, TensorSpec]) -> Iterator[str]:
 
 
 def _has_form(spec: TensorSpec, form: Form, sketching: Sketching | None) -> bool:
-    if not spec.dtype.is_floating_point or form == "wide":
+    if not spec.dtype.is_floating_point:
         return False
+    if form == "wide":
+        return len(spec.shape) == 2
     if form == "sketch":
         return (
             sketching is not None and len(spec.shape) == 2 and spec.shape[1] == sketching.rank + 1
