@@ -1,6 +1,5 @@
 """The report of a suite, from its results alone."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -119,9 +118,9 @@ def _verdict(
 
 
 def _ranked(variant: Variant) -> list[Row]:
-    """The merges of the first seed, the best over all seeds first."""
-    means = variant.mean_scores
-    return sorted(variant.merges, key=lambda row: -means.get(row.method, -math.inf))
+    """The merges of the first seed, in the order of the table."""
+    order = [row.name for row in variant.table.ordered] if variant.table else []
+    return sorted(variant.merges, key=lambda row: order.index(variant.label(row.method)))
 
 
 def _what_was_merged(results: SuiteResults, variants: Sequence[Variant]) -> list[doc.Block]:
