@@ -10,6 +10,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -83,8 +84,10 @@ def become(
         os.setsid()
         for number, stream in enumerate(streams, 1):
             os.dup2(stream.fileno(), number)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+        for name, number in (("stdout", 1), ("stderr", 2)):
+            opened = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, opened)
+            setattr(sys, f"__{name}__", opened)  # it lives on where `sys.stdout` is replaced
         sys.argv = [*arguments]
         torch.set_num_threads(1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -93,8 +96,10 @@ def become(
             code = call() or 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 2
+    except BaseException:
+        traceback.print_exc()
+    finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-    finally:
         os._exit(code)

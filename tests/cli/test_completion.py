@@ -1,11 +1,9 @@
 """Shells complete commands and options of `mats`."""
 
-import subprocess
-import sys
 from collections.abc import Callable
-from os import environ
 
 import pytest
+from forked_commands import run_mats
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -20,14 +18,9 @@ def test_the_script_is_shown(mats: Run, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.parametrize(
     ("typed", "found"), [("mats ex", "export"), ("mats export --gg", "--gguf")]
 )
-def test_a_shell_that_asks(typed: str, found: str) -> None:
-    asked = {"_MATS_COMPLETE": "complete_bash", "COMP_WORDS": typed}
-    asked["COMP_CWORD"] = str(len(typed.split()) - 1)
-    result = subprocess.run(
-        [sys.executable, "-m", "matsmerge"],
-        capture_output=True,
-        text=True,
-        env={**environ, **asked},
-        check=False,
-    )
+def test_a_shell_that_asks(typed: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_MATS_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    result = run_mats()
     assert found in result.stdout.split(), result.stderr

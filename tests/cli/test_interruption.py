@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM at any moment: one line, an exit code, no half output."""
 
+import contextlib
 import os
 import re
 import signal
@@ -11,11 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from slow_commands import SLOW_MATS, wait_for_jobs
+from forked_commands import ForkedCommand, run_mats
+from slow_commands import slow_down, wait_for_jobs
 from torch import Tensor
 
 from matsmerge.cli import interruption, main
-from matsmerge.engine.plan import JOB_ELEMENTS
+from matsmerge.engine import plan
+from matsmerge.methods.site import BLOCK_ELEMENTS
 
 State = dict[str, Tensor]
 
@@ -45,7 +48,7 @@ def test_at_any_moment(
     make_state: Callable[..., State], save_model: Callable[..., Path], tmp_path: Path, number: int
 ) -> None:
     models = [f"--model={save_model(f'm{i}', make_state(i))}" for i in range(2)]
-    for i in range(6):
+    for i in (0, 1, 4):  # the other moments are those of scripts/drills
         out = tmp_path / f"out{i}"
         process = subprocess.Popen(
             [sys.executable, "-m", "matsmerge", "merge", *models, "-o", out],
@@ -66,31 +69,28 @@ def test_at_any_moment(
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_workers_end_with_it_and_say_nothing(
-    save_model: Callable[..., Path], tmp_path: Path, number: int
+    save_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """A terminal sends Ctrl-C to all processes of a command, and some tools SIGTERM."""
+    monkeypatch.setattr(plan, "JOB_ELEMENTS", BLOCK_ELEMENTS)
     models = [
-        f"--model={save_model(f'm{i}', {'w': torch.full((12 * JOB_ELEMENTS,), i).half()})}"
+        f"--model={save_model(f'm{i}', {'w': torch.full((12 * BLOCK_ELEMENTS,), i).half()})}"
         for i in range(2)
     ]
     out = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_MATS, "merge", *models, "-o", out, "--workers", "2"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    wait_for_jobs(process, out)
-    os.killpg(process.pid, number)
-    printed, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
-    assert printed == ""
-    assert [line for line in err.splitlines() if "merging" not in line and line] == [
+    command = ForkedCommand(["merge", *models, "-o", out, "--workers", "2"], slow_down)
+    wait_for_jobs(command, out)
+    command.send_signal(number, with_workers=True)
+    ended = command.wait()
+    assert (ended.returncode, ended.stdout) == (128 + number, ""), ended.stderr
+    assert [line for line in ended.stderr.splitlines() if "merging" not in line and line] == [
         "error: interrupted; continue with --resume"
     ]
     assert not out.exists()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # the kernel may take a moment to end the workers
         try:
-            os.killpg(process.pid, 0)
+            os.killpg(command.pid, 0)
         except ProcessLookupError:
             break
         time.sleep(0.01)
@@ -98,81 +98,90 @@ def test_workers_end_with_it_and_say_nothing(
         pytest.fail("a worker is still there")
 
 
-SWALLOWED = """
-import os, signal, sys, time
-from matsmerge.cli import interruption, main, commands
-
 class Dropped:
-    def __del__(self):
-        os.kill(os.getpid(), NUMBER)
-        time.sleep(0.01)
+    def __init__(self, number: int) -> None:
+        self.number = number
 
-def in_a_destructor():
-    Dropped()
+    def __del__(self) -> None:
+        get(self.number)
 
-def in_a_library():
+
+def get(number: int) -> None:
+    """Get a signal, here and now."""
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)
+
+
+def in_a_destructor(number: int) -> None:
+    Dropped(number)
+
+
+def in_a_library(number: int) -> None:
+    with contextlib.suppress(BaseException):
+        get(number)
+
+
+def in_an_import(number: int) -> None:
+    os.environ["NUMBER"] = str(int(number))
+    import interrupted_module  # type: ignore[import-not-found]  # noqa: F401
+
+
+INTERRUPTED_MODULE = """
+import os, time
+try:
+    os.kill(os.getpid(), int(os.environ["NUMBER"]))
+    time.sleep(0.1)
+except BaseException:
+    raise ImportError("half of a module")
+"""
+
+
+def as_another_error(number: int) -> None:
     try:
-        os.kill(os.getpid(), NUMBER)
-        time.sleep(0.01)
-    except BaseException:
-        pass
-
-def in_an_import():
-    import interrupted_module
-
-def as_another_error():
-    try:
-        os.kill(os.getpid(), NUMBER)
-        time.sleep(0.01)
+        get(number)
     except BaseException as error:
-        raise RuntimeError("no module for you")
+        raise RuntimeError("no module for you") from error
 
-def twice():
+
+def twice(number: int) -> None:
     try:
-        os.kill(os.getpid(), NUMBER)
-        time.sleep(0.01)
+        get(number)
     finally:
-        os.kill(os.getpid(), NUMBER)
-        time.sleep(0.01)
+        get(number)
         print("cleaned up")
 
-def in_a_copy():
+
+def in_a_copy(number: int) -> None:
     if os.fork() == 0:
-        os.kill(os.getpid(), NUMBER)
-        time.sleep(0.01)
+        get(number)
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.wait()[1]) == 128 + NUMBER
-    os.kill(os.getpid(), NUMBER)
-
-def call(arguments):
-    globals()[arguments[0]]()
-    for _ in range(3000):
-        time.sleep(0.01)
-    return 0
-
-commands.call = call
-main.main()
-"""
+    assert os.waitstatus_to_exitcode(os.wait()[1]) == 128 + number
+    os.kill(os.getpid(), number)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    "moment",
-    ["in_a_destructor", "in_a_library", "in_an_import", "as_another_error", "twice", "in_a_copy"],
+    "moment", [in_a_destructor, in_a_library, in_an_import, as_another_error, twice, in_a_copy]
 )
-def test_it_is_not_lost(tmp_path: Path, moment: str, number: int) -> None:
-    script = SWALLOWED.replace("NUMBER", str(int(number)))
-    (tmp_path / "script.py").write_text(script)
-    (tmp_path / "interrupted_module.py").write_text(
-        f"import os, time\ntry:\n    os.kill(os.getpid(), {int(number)})\n    time.sleep(0.1)\n"
-        "except BaseException:\n    raise ImportError('half of a module')\n"
-    )
-    result = subprocess.run(
-        [sys.executable, tmp_path / "script.py", moment],
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
-    assert (result.returncode, result.stderr) == (128 + number, "error: interrupted\n")
-    assert result.stdout == ("cleaned up\n" if moment == "twice" else "")
+def test_it_is_not_lost(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: Callable[[int], None],
+    number: int,
+) -> None:
+    def call(_: object) -> int:
+        moment(number)
+        for _ in range(3000):
+            time.sleep(0.01)
+        return 0
+
+    (tmp_path / "interrupted_module.py").write_text(INTERRUPTED_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("matsmerge.cli.commands.call", call)
+    result = run_mats("merge")
+    assert result.returncode == 128 + number
+    assert result.stderr == "error: interrupted; continue with --resume\n"
+    assert result.stdout == ("cleaned up\n" if moment is twice else "")
 
 
 def test_nothing_heavy_comes_before_signals_are_heard() -> None:

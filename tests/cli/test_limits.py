@@ -1,14 +1,13 @@
 """Numbers that no machine could do anything with: a clear error, at once and without memory."""
 
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 import typer
+from forked_commands import run_mats
 from torch import Tensor
 
 import matsmerge
@@ -143,13 +142,11 @@ def test_trajectories(mats: Run, asked: str) -> None:
 
 def test_a_long_trajectory_takes_no_memory(tmp_path: Path) -> None:
     def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000, 4_000_000_000))
+        num_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes + 500_000_000,) * 2)
 
-    result = subprocess.run(
-        [sys.executable, "-m", "matsmerge", "merge", "--method", "actmat", "--model", "a",
-         "--trajectory", "1:1000000000:1", "-o", tmp_path / "out"],
-        capture_output=True, text=True, check=False, preexec_fn=limit,
-    )  # fmt: skip
+    given = ("merge", "--method", "actmat", "--model", "a", "--trajectory", "1:1000000000:1")
+    result = run_mats(*given, "-o", tmp_path / "out", prepare=limit)
     assert result.returncode == 1
     assert "1,000,000,000 models to write" in result.stderr
 

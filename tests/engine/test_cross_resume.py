@@ -2,13 +2,13 @@
 
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from forked_commands import run_mats
 from prefix_families import Family, family
+from slow_commands import end_after
 
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
@@ -16,21 +16,7 @@ from matsmerge.engine.prepared_merge import prepare
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.recipes.recipe import make_recipe
 
-NUM_FINISHED = 10
-# `mats`, killed when so many jobs have been noted: the second block has begun.
-KILLED_MATS = f"""
-import os, signal
-from matsmerge.cli import main
-from matsmerge.engine.output_folder import OutputFolder
-note = OutputFolder.note_finished
-def note_and_die(self, receipt):
-    note(self, receipt)
-    if len(self.finished) == {NUM_FINISHED}:
-        self._start_sync().result()
-        os.kill(os.getpid(), signal.SIGKILL)
-OutputFolder.note_finished = note_and_die
-main.main()
-"""
+NUM_FINISHED = 10  # jobs that have been noted: the second block has begun
 
 
 class Counting(LocalExecutor):
@@ -58,13 +44,9 @@ def test_a_killed_merge_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     recipe = recipe_of(family("bert", tmp_path, torch.float32))
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     killed, whole = tmp_path / "a" / "out", tmp_path / "b" / "out"
-    process = subprocess.run(
-        [sys.executable, "-c", KILLED_MATS, "merge", tmp_path / "recipe.yaml", "--out", killed],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert process.returncode == -signal.SIGKILL, process.stderr
+    dying = end_after(NUM_FINISHED, signal.SIGKILL)
+    ended = run_mats("merge", tmp_path / "recipe.yaml", "--out", killed, prepare=dying)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not killed.exists()
     assert staging_path(killed).exists()
     prepared = prepare(make_recipe(recipe))

@@ -6,7 +6,7 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ def test_threads_leave_torch_as_it_was() -> None:
 class SpawningExecutor:
     """Another process that shares nothing with us but files, as a cluster would.
 
-    One job at a time needs no care for `max_bytes`.
+    One job at a time needs no care for `max_bytes`. The process is slow to start, and is kept.
     """
 
     num_workers = 1
@@ -114,11 +114,13 @@ class SpawningExecutor:
     shares_memory = False
     devices = ("cpu",)
 
+    @cached_property
+    def _pool(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (1,))
+
     def map(self, function, jobs):  # type: ignore[no-untyped-def]
         pickled = pickle.dumps(function)
-        one_thread: Any = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        with ProcessPoolExecutor(1, get_context("spawn"), **one_thread) as pool:
-            yield from pool.map(partial(_unpickle_and_call, pickled), jobs)
+        yield from self._pool.map(partial(_unpickle_and_call, pickled), jobs)
 
 
 def _unpickle_and_call(pickled: bytes, job: object) -> tuple[object, int]:

@@ -2,14 +2,16 @@
 
 import errno
 import os
-import subprocess
+import resource
 import sys
 from collections.abc import Callable
+from multiprocessing import queues
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_commands import run_mats
 from torch import Tensor
 
 import matsmerge
@@ -120,60 +122,44 @@ def test_no_thread_to_wait_for_the_disk(
     matsmerge.merge(models, out=tmp_path / "out", resume=True)
 
 
-LIMITED = """
-import resource, sys, torch
-from matsmerge.cli import main
-from matsmerge.engine import worker
-from matsmerge.engine import merge_run
-merge = worker.Worker.merge
-def hungry(self, job, **keywords):
-    num_bytes = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes + 300_000_000,) * 2)
-    torch.empty(2**31)
-    return merge(self, job, **keywords)
-worker.Worker.merge = hungry
-sys.exit(main.run(sys.argv[1:]))
-"""
+def limit_memory() -> None:
+    merge = worker.Worker.merge
 
-# The second worker cannot be started; the first one must not keep anybody waiting.
-NO_PROCESS = """
-import errno, os, sys
-from matsmerge.cli import main
-fork, num_forks = os.fork, 0
-def limited():
-    global num_forks
-    num_forks += 1
-    if num_forks > 1:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-    return fork()
-os.fork = limited
-sys.exit(main.run(sys.argv[1:]))
-"""
+    def hungry(self: Any, job: Any, **keywords: Any) -> Any:
+        num_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (num_bytes + 300_000_000,) * 2)
+        torch.empty(2**31)
+        return merge(self, job, **keywords)
 
-# The thread that hands jobs to processes dies, as it does without memory for another thread.
-NO_THREAD = """
-import sys
-from multiprocessing import queues
-from matsmerge.cli import main
-def fail(self):
-    raise RuntimeError("can't start new thread")
-queues.Queue._start_thread = fail
-sys.exit(main.run(sys.argv[1:]))
-"""
+    worker.Worker.merge = hungry  # type: ignore[method-assign]
+
+
+def limit_processes() -> None:
+    """The second worker cannot be started; the first one must not keep anybody waiting."""
+    fork, num_forks = os.fork, [0]
+
+    def limited() -> int:
+        num_forks[0] += 1
+        if num_forks[0] > 1:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return fork()
+
+    os.fork = limited
+
+
+def limit_threads() -> None:
+    """The thread that hands jobs to processes dies, as it does without memory for another."""
+    start = fail(RuntimeError("can't start new thread"))
+    queues.Queue._start_thread = start  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux only")
-@pytest.mark.parametrize("code", [LIMITED, NO_PROCESS, NO_THREAD])
-def test_limits_of_the_system(models: list[Path], tmp_path: Path, code: str) -> None:
+@pytest.mark.parametrize("limit", [limit_memory, limit_processes, limit_threads])
+def test_limits_of_the_system(
+    models: list[Path], tmp_path: Path, limit: Callable[[], None]
+) -> None:
     out = tmp_path / "out"
-    result = subprocess.run(
-        [sys.executable, "-c", code, *arguments(models, out)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    result = run_mats(*arguments(models, out), prepare=limit)
     assert result.returncode == 1, result.stderr
     assert "gave out" in result.stderr
     assert "--resume" in result.stderr

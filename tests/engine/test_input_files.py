@@ -4,16 +4,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_commands import ForkedCommand
 from safetensors.torch import load_file, save_file
-from slow_commands import SLOW_MATS, resume_killed, wait_for_jobs
+from slow_commands import resume_killed, slow_down, wait_for_jobs
 from torch import Tensor
 
 import matsmerge
@@ -22,6 +21,7 @@ from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.engine import merge_run, output_folder, plan
 from matsmerge.engine.measurement import measure
 from matsmerge.files.whole_outputs import staging_path
+from matsmerge.methods.site import BLOCK_ELEMENTS
 
 NUM_ELEMENTS = 100_000
 NUM_CHANGED = 20_000
@@ -192,18 +192,17 @@ def test_shards(models: list[Path], tmp_path: Path) -> None:
 
 
 def test_killed_changed_and_resumed_from_the_command_line(
-    save_model: Callable[..., Path], tmp_path: Path
+    save_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    size = 12 * plan.JOB_ELEMENTS
+    monkeypatch.setattr(plan, "JOB_ELEMENTS", BLOCK_ELEMENTS)
+    size = 12 * BLOCK_ELEMENTS
     models = [save_model(f"m{i}", {"w": make_values(i, size)}) for i in range(2)]
     out = tmp_path / "out"
     arguments = ["merge", *(f"--model={model}" for model in models), "-o", str(out)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_MATS, *arguments], stderr=subprocess.PIPE, text=True
-    )
-    wait_for_jobs(process, out)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=60)
+    command = ForkedCommand(arguments, slow_down)
+    wait_for_jobs(command, out)
+    command.send_signal(signal.SIGKILL)
+    command.wait()
     for model in models:
         change_inside(model / "model.safetensors")
     result = resume_killed(arguments)

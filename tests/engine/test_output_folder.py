@@ -4,16 +4,15 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from forked_commands import ForkedCommand, run_mats
 from safetensors.torch import load_file
-from slow_commands import SLOW_MATS, resume_killed, wait_for_jobs
+from slow_commands import resume_killed, slow_down, wait_for_jobs
 from torch import Tensor
 
 import matsmerge
@@ -254,26 +253,24 @@ def test_two_runs_at_once(
 
 @pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGINT])
 def test_killed_and_resumed_from_the_command_line(
-    save_model: Save, tmp_path: Path, signal_number: int
+    save_model: Save, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_number: int
 ) -> None:
-    size = 12 * plan.JOB_ELEMENTS
+    monkeypatch.setattr(plan, "JOB_ELEMENTS", BLOCK_ELEMENTS)
+    size = 12 * BLOCK_ELEMENTS
     for i in range(2):
         values = torch.randn(size, generator=torch.Generator().manual_seed(i)).half()
         save_model(f"m{i}", {"w": values})
     arguments = ["merge", "--model", str(tmp_path / "m0"), "--model", str(tmp_path / "m1")]
     plain, out = tmp_path / "plain", tmp_path / "out"
-    subprocess.run(
-        [sys.executable, "-m", "matsmerge.cli.main", *arguments, "-o", plain], check=True
-    )
-    command = [sys.executable, "-c", SLOW_MATS, *arguments, "-o", str(out)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    journal = wait_for_jobs(process, out)
-    process.send_signal(signal_number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == (-signal.SIGKILL if signal_number == signal.SIGKILL else 130)
+    assert run_mats(*arguments, "-o", plain).returncode == 0
+    command = ForkedCommand([*arguments, "-o", out], slow_down)
+    journal = wait_for_jobs(command, out)
+    command.send_signal(signal_number)
+    ended = command.wait()
+    assert ended.returncode == (-signal.SIGKILL if signal_number == signal.SIGKILL else 130)
     if signal_number == signal.SIGINT:
-        assert "--resume" in errors
-        assert "Traceback" not in errors
+        assert "--resume" in ended.stderr
+        assert "Traceback" not in ended.stderr
     assert not out.exists()
     done = sum(len(json.loads(line).get("jobs", [])) for line in journal.read_text().splitlines())
     assert 0 < done < 12

@@ -3,8 +3,6 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked_commands import ForkedCommand, run_mats
 from s3_server import CREDENTIALS, Proxy, s3_server
 
 import matsmerge
@@ -69,17 +68,12 @@ def models(proxy: Proxy, store: Any, save_model: Save) -> list[Path]:
     return folders
 
 
-def mats(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "matsmerge.cli.main", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
-
-
 def merging(*more: str) -> list[str]:
     return ["merge", "--model", URLS[0], "--model", URLS[1], "-o", "s3://bucket/out", *more]
 
 
 def test_a_dry_run_moves_headers(models: list[Path], proxy: Proxy) -> None:
-    result = mats(*merging("--dry-run"))
+    result = run_mats(*merging("--dry-run"))
     assert result.returncode == 0, result.stderr
     read = [answer for answer in proxy.answers if answer[0] == "GET"]
     assert sum(num for *_, num in read) < 100_000
@@ -91,7 +85,7 @@ def test_forked_workers_read_and_write(
     models: list[Path], proxy: Proxy, store: Any, tmp_path: Path
 ) -> None:
     local = matsmerge.merge(models, out=tmp_path / "out").folder
-    result = mats(*merging("--workers", "2", "--json"))
+    result = run_mats(*merging("--workers", "2", "--json"))
     assert result.returncode == 0, result.stderr
     assert "s3://bucket/out" in result.stdout
     for path in local.iterdir():
@@ -106,7 +100,7 @@ def test_forked_workers_read_and_write(
     ]
     assert 2 * MODEL_BYTES <= sum(inputs) < 2.1 * MODEL_BYTES
     proxy.answers.clear()
-    again = mats(*merging("--overwrite"))
+    again = run_mats(*merging("--overwrite"))
     assert again.returncode == 0, again.stderr
     kept = [
         num for m, path, _, num in proxy.answers if m == "GET" and re.search("/[ab]/model", path)
@@ -179,12 +173,11 @@ def test_a_killed_upload_shows_no_model_and_is_continued(
         return None
 
     proxy.fault = fault
-    command = [sys.executable, "-m", "matsmerge.cli.main", *merging()]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    while not is_there and process.poll() is None:
+    command = ForkedCommand(merging())
+    while not is_there and command.poll() is None:
         time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
+    command.send_signal(signal.SIGKILL)
+    command.wait()
     may_go_on.append(True)
     assert is_there
     store.invalidate_cache()
@@ -192,7 +185,7 @@ def test_a_killed_upload_shows_no_model_and_is_continued(
     assert {Path(n).name for n in store.find("bucket/out")} <= small
     with pytest.raises(CheckpointError):
         matsmerge.open_checkpoint("s3://bucket/out")
-    result = mats(*merging("--resume"))
+    result = run_mats(*merging("--resume"))
     assert result.returncode == 0, result.stderr
     store.invalidate_cache()
     for name in ("model.safetensors", "merge.json"):

@@ -2,15 +2,14 @@
 
 import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from damaged_json import MISSING, edit_metadata, put
+from forked_commands import run_mats
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from statistics_cases import Case, make_case
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from transformers import BertForSequenceClassification
 
 import matsmerge
+from matsmerge.files import whole_outputs
 from matsmerge.statistics import partial_file
 from matsmerge.statistics.partial_file import partial_path
 
@@ -117,23 +117,22 @@ def test_what_was_learnt_of_the_model_stays(
     assert run(out, batches, resume=True) == expected
 
 
-_KILLED = """
-import os, signal, sys
-from matsmerge.files import whole_outputs
-from matsmerge.statistics import partial_file
-from matsmerge.cli.main import main
-partial_file._SECONDS_BETWEEN = -1.0
-left = int(sys.argv.pop(1))
-sync = whole_outputs.sync
-def count(path):
-    global left
-    sync(path)
-    left -= 1
-    if left == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-whole_outputs.sync = count
-main()
-"""
+def die_after(num_syncs: int) -> Callable[[], None]:
+    """Has this process killed when it has written so many files to the disk."""
+
+    def prepare() -> None:
+        sync, left = whole_outputs.sync, [num_syncs]
+
+        def count(path: Path) -> None:
+            sync(path)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        partial_file._SECONDS_BETWEEN = ALWAYS
+        whole_outputs.sync = count
+
+    return prepare
 
 
 def test_a_killed_collection_ends_in_the_same_bytes(tmp_path: Path) -> None:
@@ -143,29 +142,24 @@ def test_a_killed_collection_ends_in_the_same_bytes(tmp_path: Path) -> None:
     folder = save(model, tmp_path / "model", make_tokenizer())
     rows = [{"text": " ".join("abcdef"[: 1 + i % 6]), "label": i % 2} for i in range(23)]
     write_rows(tmp_path / "data.jsonl", rows)
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 
-    def collect(launcher: list[str], out: str, *more: str) -> int:
-        command = [
-            sys.executable, *launcher, "collect", str(folder), "--data",
-            str(tmp_path / "data.jsonl"), "--statistics", EVERYTHING, "--batch-size", "3",
-            "--held-out", "0.3", "--out", str(tmp_path / out), *more,
-        ]  # fmt: skip
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        return done.returncode
+    def collect(out: str, *more: str, prepare: Callable[[], None] = lambda: None) -> int:
+        options = ("--statistics", EVERYTHING, "--batch-size", "3", "--held-out", "0.3")
+        given = ("collect", folder, "--data", tmp_path / "data.jsonl", *options)
+        return run_mats(*given, "--out", tmp_path / out, *more, prepare=prepare).returncode
 
-    assert collect(["-m", "matsmerge"], "whole.safetensors") == 0
-    for num_syncs in ("2", "3", "4"):
-        code = collect(["-c", _KILLED, num_syncs], "killed.safetensors", "--resume")
+    assert collect("whole.safetensors") == 0
+    for num_syncs in (2, 3, 4):
+        code = collect("killed.safetensors", "--resume", prepare=die_after(num_syncs))
         assert code == -signal.SIGKILL
-    assert collect(["-m", "matsmerge"], "killed.safetensors", "--resume") == 0
+    assert collect("killed.safetensors", "--resume") == 0
     whole, killed = ((tmp_path / f"{n}.safetensors").read_bytes() for n in ("whole", "killed"))
     assert whole == killed
     # Killed when the file was there, and the partial one still: it is tidied up, and no more.
     (tmp_path / ".killed.safetensors.partial").write_bytes(b"")
-    assert collect(["-m", "matsmerge"], "killed.safetensors", "--resume") == 0
+    assert collect("killed.safetensors", "--resume") == 0
     assert (tmp_path / "killed.safetensors").read_bytes() == whole
-    assert collect(["-m", "matsmerge"], "killed.safetensors", "--resume", "--seed", "1") == 1
+    assert collect("killed.safetensors", "--resume", "--seed", "1") == 1
     assert sorted(p.name for p in tmp_path.glob(".*")) == []
 
 
