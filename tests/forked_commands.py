@@ -24,17 +24,20 @@ _GIVE_UP_SECONDS = 300.0
 
 
 class ForkedCommand:
-    """A command that runs, or has run. `prepare` is called in the fork, before the command."""
+    """A command that runs, or has run. `prepare` is called in the fork, before the program."""
 
     def __init__(
-        self, arguments: Sequence[str | Path], prepare: Callable[[], object] = lambda: None
+        self,
+        arguments: Sequence[str | Path],
+        prepare: Callable[[], object] = lambda: None,
+        program: Callable[[], int | None] = main.main,
     ) -> None:
         self.arguments = [str(argument) for argument in arguments]
         self._printed = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
         self._status: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            become(lambda: main.main(), ["mats", *self.arguments], self._printed, prepare)
+            become(program, ["mats", *self.arguments], self._printed, prepare)
 
     def poll(self) -> int | None:
         """The exit code, or minus the signal, once it has ended."""
@@ -73,7 +76,7 @@ def run_mats(
 
 
 def become(
-    call: Callable[[], int | None],
+    program: Callable[[], int | None],
     arguments: Sequence[str],
     streams: Sequence[IO[Any]],
     prepare: Callable[[], object],
@@ -93,7 +96,7 @@ def become(
         signal.signal(signal.SIGINT, signal.default_int_handler)
         prepare()
         try:
-            code = call() or 0
+            code = program() or 0
         except SystemExit as error:
             code = error.code if isinstance(error.code, int) else 2
     except BaseException:

@@ -8,13 +8,13 @@ import contextlib
 import os
 import resource
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import torch
+from forked_commands import become
 
 from matsmerge.cli import main
 from matsmerge.statistics import partial_file
@@ -62,7 +62,9 @@ def run(
     began = time.monotonic()
     child = os.fork()
     if child == 0:
-        _become(folder, arguments, output)
+        program = partial(main.run, list(arguments))
+        with output.open("wb") as file:
+            become(program, ["mats", *arguments], [file, file], partial(_prepare, folder))
     deadline = None if signal_after is None else began + signal_after
     usage = None
     while usage is None:
@@ -88,24 +90,9 @@ def run(
     return Outcome(code, text, seconds, usage.ru_utime + usage.ru_stime, growth)
 
 
-def _become(folder: Path, arguments: Sequence[str], output: Path) -> None:
-    """Turn this fork into the command. Never returns."""
-    code = 2
-    try:
-        os.setsid()
-        file = os.open(output, os.O_WRONLY)
-        for stream in (1, 2):
-            os.dup2(file, stream)
-        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
-        os.chdir(folder)
-        torch.set_num_threads(1)
-        partial_file._SECONDS_BETWEEN = 0.0  # so that there is something to continue
-        code = main.run(list(arguments))
-        sys.stdout.flush()
-        sys.stderr.flush()
-    finally:
-        os._exit(code)
+def _prepare(folder: Path) -> None:
+    os.chdir(folder)
+    partial_file._SECONDS_BETWEEN = 0.0  # so that there is something to continue
 
 
 @dataclass

@@ -115,7 +115,7 @@ def drill_kills(yard: Path, place: Path, seed: int, num: int) -> list[Tally]:
     """Kill commands `num` times in all; a tally for each command."""
     tallies: dict[str, Tally] = {}
     draw = random.Random(seed)
-    each = works(yard)
+    each = works(yard)[:num]
     shutil.copytree(yard, place)
     undisturbed = {}
     for work in each:

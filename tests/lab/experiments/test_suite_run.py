@@ -2,10 +2,9 @@
 
 import errno
 import json
+import multiprocessing
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from forked_commands import ForkedCommand
 from tiny_suite import METHODS, make_base, make_data, tiny_suite
 from transformers import AutoTokenizer, BertForSequenceClassification
 
@@ -20,6 +20,7 @@ from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.errors import DataError, OutputError, ResourceError
 from matsmerge.files.journal_file import JournalFile
 from matsmerge.files.whole_outputs import held
+from matsmerge.lab.experiments import step_processes
 from matsmerge.lab.experiments.steps import TUNED, Merge, continued
 from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.suite_plan import Plan
@@ -296,24 +297,22 @@ def test_only_what_changed_is_done(place: Path, ran: Path) -> None:
             assert old == new
 
 
-def test_a_killed_run_is_continued(place: Path) -> None:
+def test_a_killed_run_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed without warning in the middle, workers and all."""
+    context = multiprocessing.get_context("fork")  # of ours, which has everything imported
+    monkeypatch.setattr(step_processes.multiprocessing, "get_context", lambda _: context)
     out = place / "killed"
     methods = {"average": METHODS["average"]}
     suite = place / "killed.yaml"
     content = tiny_suite(methods=methods).model_dump(mode="json", exclude_unset=True)
     suite.write_text(yaml.safe_dump(content))
-    command = [sys.executable, "-m", "matsmerge", "experiment", "run", str(suite)]
-    places = {"--out": out, "--base": place / "base", "--data": place / "data"}
-    command += [part for option, path in places.items() for part in (option, str(path))]
-    command += ["--workers", "2"]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    places = ("--base", place / "base", "--data", place / "data", "--workers", "2")
+    command = ForkedCommand(["experiment", "run", suite, "--out", out, *places])
     steps = out / "steps"
-    end = time.monotonic() + 300
-    while not list(steps.glob("train-*")) and time.monotonic() < end:
-        time.sleep(0.05)
-    run.send_signal(signal.SIGKILL)
-    run.wait()
+    while not list(steps.glob("train-*")) and command.poll() is None:
+        time.sleep(0.01)
+    command.send_signal(signal.SIGKILL)
+    assert command.wait().returncode == -signal.SIGKILL
     time.sleep(1)  # its workers die with it, but not in the same instant
     done = {path.name for path in steps.glob("*") if not path.name.startswith(".")}
     assert done
