@@ -12,13 +12,16 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import IO, Any
 
 import torch
 
+import matsmerge.api  # noqa: F401
 from matsmerge.cli import main
+from matsmerge.cli.commands import COMMANDS
 
 _GIVE_UP_SECONDS = 300.0
 
@@ -35,6 +38,8 @@ class ForkedCommand:
         self.arguments = [str(argument) for argument in arguments]
         self._printed = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115
         self._status: int | None = None
+        if self.arguments and self.arguments[0] in COMMANDS:  # imported once, not by every fork
+            import_module(COMMANDS[self.arguments[0]].module)
         self.pid = os.fork()
         if self.pid == 0:
             become(program, ["mats", *self.arguments], self._printed, prepare)

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
+from forked_commands import run_mats
 from torch import Tensor
 
+Run = Callable[..., tuple[int, str, str]]
 State = dict[str, Tensor]
 
 
@@ -17,7 +20,7 @@ def models(make_state: Callable[..., State], save_model: Callable[..., Path]) ->
     return [f"--model={save_model(f'm{i}', make_state(i))}" for i in range(2)]
 
 
-def in_shell(line: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+def in_shell(line: str, **environment: str) -> CompletedProcess[str]:
     """Run a line of shell in which `mats` is the command."""
     return subprocess.run(
         ["bash", "-c", f'mats() {{ "{sys.executable}" -m matsmerge "$@"; }}; {line}'],
@@ -29,30 +32,39 @@ def in_shell(line: str, **environment: str) -> "subprocess.CompletedProcess[str]
     )
 
 
+def fill_up(number: int) -> Callable[[], None]:
+    """A disk without room behind a stream."""
+
+    def prepare() -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+
+    return prepare
+
+
 def test_a_full_disk_behind_standard_output(models: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    result = in_shell(f"mats merge {' '.join(models)} -o {out} -q --json > /dev/full")
+    out, full = tmp_path / "out", fill_up(1)
+    result = run_mats("merge", *models, "-o", out, "-q", "--json", prepare=full)
     assert result.returncode == 1
     assert result.stderr == (
         "error: standard output: cannot be written (No space left on device)\n"
     )
     assert (out / "merge.json").exists()  # it was done all the same
-    assert in_shell("mats schema > /dev/full").returncode == 1
-    assert in_shell("mats --help > /dev/full").returncode == 1
+    assert run_mats("schema", prepare=full).returncode == 1
+    assert run_mats("--help", prepare=full).returncode == 1
 
 
 def test_a_full_disk_behind_standard_error(models: list[str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    assert in_shell(f"mats merge {' '.join(models)} -o {out} 2> /dev/full").returncode == 0
+    out, full = tmp_path / "out", fill_up(2)
+    assert run_mats("merge", *models, "-o", out, prepare=full).returncode == 0
     assert (out / "merge.json").exists()
-    assert in_shell("mats merge 2> /dev/full").returncode == 1
+    assert run_mats("merge", prepare=full).returncode == 1
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 def test_closed_streams(models: list[str], tmp_path: Path, closed: str) -> None:
     out, plain = tmp_path / "out", tmp_path / "plain"
     assert in_shell(f"mats merge {' '.join(models)} -o {out} {closed}").returncode == 0
-    assert in_shell(f"mats merge {' '.join(models)} -o {plain}").returncode == 0
+    assert run_mats("merge", *models, "-o", plain).returncode == 0
     for path in plain.iterdir():  # nothing was printed into a file that got the stream's number
         if path.name != "README.md":
             assert (out / path.name).read_bytes() == path.read_bytes()
@@ -66,33 +78,46 @@ def test_a_reader_that_has_seen_enough() -> None:
 
 
 @pytest.mark.parametrize("option", ["-o", "--model", "--base", "--trace", "--statistics"])
-def test_bytes_that_are_no_text(models: list[str], option: str, tmp_path: Path) -> None:
-    line = f"cd {tmp_path}; mats merge {' '.join(models)} -o out {option} $'na\\xffme'"
-    result = in_shell(line)
-    assert result.returncode == 1
-    assert "'na\\udcffme': holds bytes that are no UTF-8" in result.stderr
+def test_bytes_that_are_no_text(mats: Run, models: list[str], option: str, tmp_path: Path) -> None:
+    code, _, err = mats("merge", *models, "-o", tmp_path / "out", option, "na\udcffme")
+    assert code == 1
+    assert "'na\\udcffme': holds bytes that are no UTF-8" in err
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_around_everything_that_is_no_text(models: list[str], tmp_path: Path) -> None:
-    line = f"cd {tmp_path}; mkdir $'a\\xff'; cd $'a\\xff'; mats merge {' '.join(models)} -o out"
-    result = in_shell(line)
+    folder = tmp_path / "a\udcff"
+    folder.mkdir()
+
+    def run(*arguments: str) -> CompletedProcess[str]:
+        return run_mats(*arguments, prepare=lambda: os.chdir(folder))
+
+    result = run("merge", *models, "-o", "out")
     assert result.returncode == 0, result.stderr
-    result = in_shell(f"cd {tmp_path}/a*; mats report out")
+    result = run("report", "out")
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("written: report.html\n")
 
 
-@pytest.mark.parametrize(
-    "environment", [{"PYTHONIOENCODING": "ascii"}, {"LANG": "C", "LC_ALL": "C"}]
-)
-def test_a_terminal_that_knows_ascii_only(
-    models: list[str], tmp_path: Path, environment: dict[str, str]
-) -> None:
-    assert in_shell("mats merge --help", **environment).returncode == 0
-    result = in_shell(f"mats merge {' '.join(models)} -o {tmp_path}/größe", **environment)
+def know_ascii_only() -> None:
+    """As of PYTHONIOENCODING=ascii."""
+    for name in ("stdout", "stderr"):
+        getattr(sys, name).reconfigure(encoding="ascii", errors="strict")
+
+
+def test_a_terminal_that_knows_ascii_only(models: list[str], tmp_path: Path) -> None:
+    assert run_mats("merge", "--help", prepare=know_ascii_only).returncode == 0
+    out = tmp_path / "größe"
+    result = run_mats("merge", *models, "-o", out, prepare=know_ascii_only)
     assert result.returncode == 0, result.stderr
     assert "2 models merged into" in result.stdout
-    result = in_shell("mats inspect größe", **environment)
+    result = run_mats("inspect", "größe", prepare=know_ascii_only)
     assert result.returncode == 1
     assert "Traceback" not in result.stderr
+
+
+def test_a_system_without_a_language(models: list[str], tmp_path: Path) -> None:
+    line = f"mats merge {' '.join(models)} -o {tmp_path}/größe"
+    result = in_shell(line, LANG="C", LC_ALL="C")
+    assert result.returncode == 0, result.stderr
+    assert "2 models merged into" in result.stdout

@@ -1,7 +1,8 @@
 """A short version of scripts/drills: some kills, damaged inputs and signals, and all bombs."""
 
-from drills import run
 from forked_commands import ForkedCommand
+
+from drills import run
 
 
 def test_nothing_is_lost_or_half_done() -> None:
