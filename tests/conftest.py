@@ -26,10 +26,23 @@ settings.register_profile("matsmerge", derandomize=True, deadline=None)
 settings.load_profile("matsmerge")
 
 State = dict[str, Tensor]
+# They take longest, and come first: else one process is left with one of them at the end.
+SLOWEST = (
+    "engine/test_ray_executor.py",
+    "drills/test_drills.py",
+    "integration/test_ray_commands.py",
+    "lab/experiments/test_suite_run.py",
+    "lab/experiments/test_paper_suites.py",
+    "test_tutorials.py",
+    "test_site_in_browser.py",
+    "integration/test_s3.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in a random order, for scripts/test-everywhere."""
+    """The slowest files first; tests in a random order, for scripts/test-everywhere."""
+    places = {Path(__file__).parent / name: i for i, name in enumerate(SLOWEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     if seed := os.environ.get("MATSMERGE_TEST_ORDER"):
         random.Random(seed).shuffle(items)
 

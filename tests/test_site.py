@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 import yaml
-from built_site import ROOT, build_site
+from built_site import ROOT, built_site
 
 from matsmerge.methods import METHODS
 from matsmerge.methods.objectives import OBJECTIVES
@@ -25,8 +25,8 @@ def site_pages() -> ModuleType:
     return module
 
 
-def test_it_builds_strictly(tmp_path: Path) -> None:
-    built = build_site(tmp_path / "site")
+def test_it_builds_strictly(tmp_path_factory: pytest.TempPathFactory) -> None:
+    built = built_site(tmp_path_factory)
     for page in ("index", "mats", "tutorials/loras", "reference/python", "results/index"):
         assert (built / f"{page}.html").stat().st_size > 10_000
     text = (built / "reference" / "python.html").read_text()

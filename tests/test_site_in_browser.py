@@ -9,7 +9,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
-from built_site import build_site
+from built_site import built_site
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
@@ -33,8 +33,7 @@ class _Silent(SimpleHTTPRequestHandler):
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The site as a server gives it: from a file there is no search."""
-    folder = build_site(tmp_path_factory.mktemp("built") / "site")
-    handler = functools.partial(_Silent, directory=str(folder))
+    handler = functools.partial(_Silent, directory=str(built_site(tmp_path_factory)))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/"

@@ -74,7 +74,7 @@ def test_collecting_and_tuning(place: Path, mats: Run) -> None:
             out = Path(where) / f"{len(unlabelled)}" / "out"
             code, _, error = mats(
                 *("tune", "recipe.yaml", "--task", "one.yaml", "--task", "two.yaml", "-q"),
-                *("--search", "iterations=1,3", "--search", "objective.ridge=0.01,0.1"),
+                *("--search", "iterations=1,3"),
                 *("--out", out, *unlabelled, *more),
             )
             assert code == 0, error
