@@ -28,21 +28,17 @@ def slow_down() -> None:
     worker.Worker.merge = stop  # type: ignore[method-assign]
 
 
-def end_after(num_jobs: int, number: int) -> Callable[[], None]:
-    """Has this process get a signal when a merge of its has noted so many jobs."""
+def ending_note(num_jobs: int, number: int) -> Callable[[Any, Any], None]:
+    """For `OutputFolder.note_finished`: the process gets a signal with so many jobs noted."""
+    note = OutputFolder.note_finished
 
-    def prepare() -> None:
-        note = OutputFolder.note_finished
+    def note_and_end(self: OutputFolder, receipt: Any) -> None:
+        note(self, receipt)
+        if len(self.finished) == num_jobs:
+            self._start_sync().result()
+            os.kill(os.getpid(), number)
 
-        def note_and_end(self: Any, receipt: Any) -> None:
-            note(self, receipt)
-            if len(self.finished) == num_jobs:
-                self._start_sync().result()
-                os.kill(os.getpid(), number)
-
-        OutputFolder.note_finished = note_and_end  # type: ignore[method-assign]
-
-    return prepare
+    return note_and_end
 
 
 def wait_for_jobs(command: ForkedCommand, out: Path) -> Path:

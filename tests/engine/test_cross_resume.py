@@ -5,13 +5,15 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from forked_commands import run_mats
 from prefix_families import Family, family
-from slow_commands import end_after
+from slow_commands import ending_note
 
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
+from matsmerge.engine.output_folder import OutputFolder
 from matsmerge.engine.prepared_merge import prepare
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.recipes.recipe import make_recipe
@@ -40,12 +42,15 @@ def recipe_of(members: Family) -> dict[str, Any]:
     return {"models": models, "method": {"name": "mats_cross", "init": "average"}}
 
 
-def test_a_killed_merge_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+def test_a_killed_merge_goes_on_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     recipe = recipe_of(family("bert", tmp_path, torch.float32))
     (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
     killed, whole = tmp_path / "a" / "out", tmp_path / "b" / "out"
-    dying = end_after(NUM_FINISHED, signal.SIGKILL)
-    ended = run_mats("merge", tmp_path / "recipe.yaml", "--out", killed, prepare=dying)
+    with monkeypatch.context() as patch:
+        patch.setattr(OutputFolder, "note_finished", ending_note(NUM_FINISHED, signal.SIGKILL))
+        ended = run_mats("merge", tmp_path / "recipe.yaml", "--out", killed)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not killed.exists()
     assert staging_path(killed).exists()
