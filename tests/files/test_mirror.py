@@ -133,3 +133,51 @@ def test_a_failed_fetch_leaves_no_half_file(store: FaultyStore) -> None:
     assert path.read_bytes() == b""
     assert fetch_path(path).read_bytes() == b"content"
     assert sorted(p.name for p in path.parent.iterdir()) == [".rows.jsonl.remote", "rows.jsonl"]
+
+
+def test_a_folder_that_becomes_a_file(folder: Path, store: FaultyStore) -> None:
+    """Of stores both may be there; what is looked up decides."""
+    fetch_path(folder)
+    assert folder.is_dir()
+    store.rm("/bucket/model", recursive=True)
+    store.put("/bucket/model", b"now a file")
+    assert fetch_path(folder).read_bytes() == b"now a file"
+
+
+def test_a_note_that_is_damaged_is_made_again(folder: Path, store: FaultyStore) -> None:
+    fetch_path(folder)
+    note = folder / ".config.json.remote"
+    before = note.read_bytes()
+    for damaged in (b"", b"{", b"[]", b'{"size": -1}', b'{"size": "x", "version": 3}'):
+        note.write_bytes(damaged)
+        fetch_path(folder)
+        assert note.read_bytes() == before
+        assert (folder / "config.json").read_bytes() == b"{}"
+
+
+def test_hidden_files_of_the_store_are_not_mirrored(folder: Path, store: FaultyStore) -> None:
+    store.put("/bucket/model/.gitattributes", b"x")
+    store.put("/bucket/model/.cache/model.safetensors", b"x")
+    fetch_path(folder, whole=True)
+    assert not (folder / ".gitattributes").exists()
+    assert not (folder / ".cache").exists()
+
+
+def test_what_is_not_in_the_store_is_not_here(store: FaultyStore) -> None:
+    path = mirror_path("memory://bucket/nothing")
+    assert fetch_path(path) == path
+    assert not path.exists()
+    assert mirror.remote_file(path) is None
+
+
+def test_a_stand_in_is_nothing_to_fetch_twice(folder: Path, store: FaultyStore) -> None:
+    fetch_path(folder)
+    weights = folder / "model.safetensors"
+    assert weights.stat().st_size == 0
+    fetch_whole(weights)
+    content = weights.read_bytes()
+    assert content
+    store.requests.clear()
+    fetch_whole(weights)
+    assert store.requests["read"] == 0
+    assert mirror.remote_file(weights) is None

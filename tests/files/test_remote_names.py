@@ -71,3 +71,38 @@ def test_messages_name_urls() -> None:
         "http://host:80/a b/model.safetensors: truncated; see 'http://host:80/a b'"
     ]
     assert with_urls("/a/b: plain") == "/a/b: plain"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "slashes"), [("s3", 1), ("s3", 2), ("s3", 3), ("memory", 2), ("hf", 1)]
+)
+def test_slashes_that_paths_lose(scheme: str, slashes: int) -> None:
+    source = f"{scheme}:{'/' * slashes}bucket/key"
+    assert is_remote(source)
+    assert url_of(mirror_path(source)) == f"{scheme}://bucket/key"
+    assert mirror_path(f"{source}/") == mirror_path(source)
+
+
+def test_the_cache_may_be_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = mirror_path("s3://b/k")
+    monkeypatch.setenv("MATSMERGE_CACHE", str(tmp_path / "other"))
+    moved = mirror_path("s3://b/k")
+    assert moved.is_relative_to(tmp_path / "other")
+    assert moved != path
+    assert url_of(path) is None  # of another cache: a path like any other
+    assert url_of(moved) == "s3://b/k"
+
+
+def test_what_is_no_file_of_a_store() -> None:
+    root = mirror_path("s3://bucket").parent
+    assert url_of(root) is None
+    assert url_of(root.parent) is None
+    assert url_of(Path("/tmp/x")) is None
+    assert url_of(mirror_path("s3://bucket")) == "s3://bucket"
+
+
+def test_messages_without_remote_files_stay() -> None:
+    for text in ("", "plain", "/tmp/a: no such file", "s3://b/k: denied"):
+        assert with_urls(text) == text
+    one, two = mirror_path("s3://b/größe x"), mirror_path("gs://c/d")
+    assert with_urls(f"{one}: copied to {two}") == "s3://b/größe x: copied to gs://c/d"

@@ -30,6 +30,21 @@ UNSAID = [
     "{models: [a, b], method: average, overrides: [{match: '*w*', only: [a]}]}",
     "{models: [{model: a, weight: 3}, b], method: slerp}",
     "{models: [a, b], method: average, stack: [{match: 'x.*', layers: [{a: [0, 1]}]}]}",
+    "{models: [a, b], method: average, stack: [{layers: [{a: [0, 1]}]}, {layers: [{b: [0, 1]}]}]}",
+    "{models: [{model: a, statistics: s}, b], method: average}",
+    "{models: [a, b], method: average, ignore_tokenizers: true}",
+    "{models: [a, b], method: average, overrides: [{layers: [0, 2], method: {normalize: false}}]}",
+    "{models: [a, b], method: average, overrides: [{match: ['*a*', '*b*'], models: {a: {weight: 2}}}]}",
+    "{models: [a, b], method: average, overrides: [{match: '*a?*', models: {a: {weight: 2}}}]}",
+    "{models: [a, b], base: c, method: task_arithmetic, overrides: [{match: '*a*', method: ties}]}",
+    # Weights that are no points of an arc, or not of one for all parameters.
+    "{models: [{model: a, weight: [0.5, 1]}, {model: b, weight: 0.5}], method: slerp}",
+    "{models: [{model: a, weight: [1, 0]}, {model: b, weight: [0, 0.5, 1]}], method: slerp}",
+    "{models: [{model: a, weight: [1, 0]}, {model: b, weight: [0, 0.5]}], method: slerp}",
+    "{models: [{model: a, weight: 0.5}, {model: b, weight: 0.5}], method: slerp, overrides: "
+    "[{match: '*w*', models: {a: {weight: 0.25}}}]}",
+    "{models: [{model: a, weight: 0.5}, {model: b, weight: 0.5}], method: slerp, overrides: "
+    "[{match: '*w*', models: {a: {weight: 0.25}, b: {}}}]}",
 ]
 
 

@@ -1,5 +1,6 @@
 """Stacks by themselves: what they say of layers, models and bases, and what is no stack."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ def test_spans_follow_each_other(ranges: list[tuple[int, int]]) -> None:
     spans = [stack.span(i) for i in range(len(ranges))]
     assert spans[0][0] == 0
     assert spans[-1][1] == stack.num_layers == sum(n for _, n in ranges)
-    assert all(before[1] == after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(spans))
     assert [b - a for a, b in spans] == [n for _, n in ranges]
 
 

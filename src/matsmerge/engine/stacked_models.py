@@ -179,7 +179,7 @@ def _misfits(prefix: str, stack: Stack, opened: Mapping[str, Layered]) -> Iterat
             if name not in opened:
                 yield f"stack: layers.{i} has layers of a base, and there is none (base:)"
                 continue
-            num = len(opened[name].layers.get(prefix, ()))
+            num = max(opened[name].layers.get(prefix, ()), default=-1) + 1
             if start + length > num:
                 yield (
                     f"stack: layers.{i} takes the layers {[start, start + length]} of "
@@ -225,8 +225,9 @@ def _outputs(
     for i in range(len(stack.layers)):
         begin, end = stack.span(i)
         for k in range(end - begin):
-            own = {
-                m: opened[m].layers[prefix][start + k] for m, start in stack.starts_at(i).items()
+            own = {  # a layer may have no parameters
+                m: opened[m].layers[prefix].get(start + k, {})
+                for m, start in stack.starts_at(i).items()
             }
             for rest in dict.fromkeys(rest for layer in own.values() for rest in layer):
                 names = {m: layer[rest] for m, layer in own.items() if rest in layer}
@@ -268,7 +269,8 @@ def _base_sources(
                 of, start = base
                 source: str | None = name
                 if place.layer is not None:
-                    layer = opened[of].layers[prefix].get(start + place.layer - span[0], {})
+                    layers = opened[of].layers.get(prefix, {})
+                    layer = layers.get(start + place.layer - span[0], {})
                     source = layer.get(place.rest)
                 if source in opened[of].checkpoint.specs:
                     found[name] = Stored(opened[of].checkpoint, str(source))

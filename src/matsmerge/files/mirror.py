@@ -33,6 +33,8 @@ def fetch_path(path: Path, *, whole: bool = False) -> Path:
         return path
     found = look(url, None if whole else _DEPTH)
     if isinstance(found, RemoteState):
+        if path.is_dir():  # it was a folder before
+            _prune(path, {}, whole=True)
         _note(path, found)
         if path.suffix != ".safetensors":
             fetch_whole(path)

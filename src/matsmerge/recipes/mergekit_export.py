@@ -115,11 +115,11 @@ def _on_arc(recipe: Recipe) -> Any:
     """The t of slerp for the weights of two models, which here must be 1 - t and t."""
 
     def t_of(first: Any, second: Any) -> Any:
-        if isinstance(first, list) or isinstance(second, list):
-            pair = zip(first, second, strict=True) if len(first) == len(second) else [(0, 0)]
-            found = [t_of(a, b) for a, b in pair]
+        if isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+            found = [t_of(a, b) for a, b in zip(first, second, strict=True)]
             return None if None in found else found
-        return second if abs(first + second - 1) < 1e-6 else None
+        are_numbers = all(isinstance(w, (int, float)) for w in (first, second))
+        return second if are_numbers and abs(first + second - 1) < 1e-6 else None
 
     names = [str(entry.name) for entry in recipe.models]
     pairs: list[tuple[str | None, Any]] = [
