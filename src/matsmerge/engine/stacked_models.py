@@ -245,8 +245,9 @@ def _base_sources(
     rules = {}
     with noted(problems, RecipeError):
         rules = make_rules(recipe, list(taking), taking)
-    reading = {n for n, r in rules.items() if r.method.reads_base or r.method.only_model == BASE}
+    reading = [n for n, r in rules.items() if r.method.reads_base or r.method.only_model == BASE]
     found: dict[str, Stored] = {}
+    lacking: dict[str, list[str]] = {}
     if not reading or BASE not in opened:
         return found
     for prefix, stack in stacks.items():
@@ -274,4 +275,9 @@ def _base_sources(
                     source = layer.get(place.rest)
                 if source in opened[of].checkpoint.specs:
                     found[name] = Stored(opened[of].checkpoint, str(source))
+                else:
+                    lacking.setdefault(of, []).append(name)
+    for of, names in lacking.items():
+        label = opened[of].checkpoint.label
+        problems.append(f"stack: {label} has no base for {listed(names)}; say which layers are")
     return found
