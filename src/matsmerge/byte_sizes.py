@@ -33,7 +33,7 @@ def parse_bytes(text: str) -> int:
 def format_bytes(num_bytes: float) -> str:
     """`1.5 GB`, for people."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(num_bytes) < 1000:
+        if abs(num_bytes) < 999.5:  # else it would be shown as 1e+03
             return f"{num_bytes:.3g} {unit}"
         num_bytes /= 1000
     return f"{num_bytes:.3g} TB"
