@@ -120,3 +120,73 @@ def test_names_of_choices_become_numbers(
 def test_names_of_classes_stay(tmp_path: Path) -> None:
     task = choosing(tmp_path, [{"label": "b"}], labels=["a", "b"], task="sequence_classification")
     assert read_split(task).rows[0]["label"] == "b"
+
+
+@pytest.fixture
+def ten(tmp_path: Path) -> str:
+    write_rows(tmp_path / "ten.jsonl", [{"n": n} for n in range(10)])
+    return str(tmp_path / "ten.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("splits", "expected"),
+    [
+        ({"train": 0.7, "test": 0.3}, [7, 3]),
+        ({"train": 0.5, "test": 0.25, "other": 0.25}, [6, 2, 2]),  # no row is left over
+        ({"train": 0.5, "test": 0.2}, [5, 2]),
+        ({"train": 4, "test": 6}, [4, 6]),
+        ({"train": 4, "test": 0.5}, [4, 5]),
+    ],
+)
+def test_shares_and_numbers_of_rows(ten: str, splits: dict[str, Any], expected: list[int]) -> None:
+    found = [numbers(ten, splits, split) for split in splits]
+    assert list(map(len, found)) == expected
+    together = [n for rows in found for n in rows]
+    assert len(set(together)) == len(together)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": 1.5}, "train is 1.5; expected a share up to 1.0 or a number of rows"),
+        ({"train": 0}, "train is 0; expected a share"),
+        ({"train": -3}, "train is -3; expected a share"),
+        ({"train": 8, "test": 4}, "12 rows in all, and the data has 10"),
+        ({"train": 0.9, "test": 0.01}, "of 10 rows none is left for test"),
+    ],
+)
+def test_cuts_that_cannot_be(ten: str, splits: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=f"t: splits: .*{message}|t: splits: {message}"):
+        numbers(ten, splits, "train")
+
+
+def test_which_split_is_meant(ten: str) -> None:
+    task = TaskFile(name="t", data=ten, splits={"train": 5, "test": 5})
+    with pytest.raises(DataError, match="t: has the splits train, test; say which one to use"):
+        read_split(task)
+    with pytest.raises(DataError, match="t: has no split 'dev', only train, test"):
+        read_split(task, "dev")
+    assert len(read_split(task.model_copy(update={"split": "test"}))) == 5
+
+
+def test_a_source_for_each_split(ten: str, tmp_path: Path) -> None:
+    write_rows(tmp_path / "other.jsonl", [{"n": 99}])
+    sources = {"train": ten, "test": str(tmp_path / "other.jsonl")}
+    task = TaskFile(name="t", data=sources)
+    assert [row["n"] for row in read_split(task, "test").rows] == [99]
+    with pytest.raises(DataError, match="t: has no split 'dev', only train, test"):
+        read_split(task, "dev")
+    both = task.model_copy(update={"splits": {"train": 5}})
+    with pytest.raises(DataError, match="t: has a source for each split, and splits: too"):
+        read_split(both, "train")
+
+
+def test_a_task_without_data() -> None:
+    with pytest.raises(DataError, match="t: names no data; add a line data: FILE"):
+        read_split(TaskFile(name="t"))
+
+
+def test_splits_that_are_all_of_one(saved: str) -> None:
+    splits = {"train": "train", "test": "train"}
+    with pytest.raises(DataError, match="train and test are all of 'train'; use parts"):
+        numbers(saved, splits, "train")
