@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_matrices import normal, seeded
 from torch import Tensor
 
 from matsmerge.linalg.closed_form import solve_diagonal, solve_gram, solve_gram_in_float32
@@ -37,14 +38,6 @@ def by_filter(
 
 GRAM_SOLVERS: list[GramSolver] = [solve_gram, by_filter]
 each_gram_solver = pytest.mark.parametrize("solve", GRAM_SOLVERS, ids=["cholesky", "filter"])
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=F64)
 
 
 def regular_factor(generator: torch.Generator, *shape: int) -> Tensor:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_matrices import normal, seeded, spread
 from torch import Tensor
 
 from matsmerge.linalg.closed_form import solve_diagonal, solve_gram
@@ -32,22 +33,6 @@ from matsmerge.linalg.system import Limits, Solution, Status, System, make_syste
 few = settings(max_examples=15, deadline=None)
 seeds = st.integers(0, 2**31)
 F64 = torch.float64
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=F64)
-
-
-def spread(generator: torch.Generator, d: int, condition: float) -> Tensor:
-    """A symmetric matrix with eigenvalues from 1 down to 1 / condition."""
-    q = torch.linalg.qr(normal(generator, d, d)).Q
-    values = torch.logspace(0, -float(np.log10(condition)), d, dtype=F64)
-    matrix: Tensor = (q * values) @ q.T
-    return (matrix + matrix.T) / 2
 
 
 class Case:

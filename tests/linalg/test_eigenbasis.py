@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_matrices import normal, seeded, spread
 from torch import Tensor
 
 from matsmerge.linalg.conjugate_gradients import conjugate_gradients
@@ -39,22 +40,6 @@ few = settings(max_examples=15, deadline=None)
 seeds = st.integers(0, 2**31)
 F64 = torch.float64
 NUM_DIGITS = 300
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=F64)
-
-
-def spread(generator: torch.Generator, d: int, condition: float) -> Tensor:
-    """A symmetric matrix with eigenvalues from 1 down to 1 / condition."""
-    q = torch.linalg.qr(normal(generator, d, d)).Q
-    values = torch.logspace(0, -float(np.log10(condition)), d, dtype=F64)
-    matrix: Tensor = (q * values) @ q.T
-    return (matrix + matrix.T) / 2
 
 
 def exact_iterates(matrix: Tensor, residual: Tensor, iterations: int) -> list[Tensor]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_matrices import normal, seeded
 from torch import Tensor
 
 from matsmerge.linalg.conjugate_gradients import conjugate_gradients, solve_kronecker_sum
@@ -24,14 +25,6 @@ few = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 2**31)
 widths = st.integers(1, 6)
 F64 = torch.float64
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=generator, dtype=F64)
 
 
 def factor(generator: torch.Generator, d: int, num_rows: int | None = None) -> Tensor:
