@@ -38,7 +38,7 @@ class Wordings:
             text: Template(text, needs_columns=i == 0)
             for w in wordings
             for i, text in enumerate(
-                (w.text, *(w.choices or ()), *([w.target] if w.target else ()))
+                (w.text, *(w.choices or ()), *([] if w.target is None else [w.target]))
             )
         }
 
