@@ -145,7 +145,7 @@ def _parse_list(text: str | None) -> list[int]:
         if ":" in text:
             first, last, step = map(int, text.split(":"))
             numbers: Sequence[int] = range(first, last + 1, step)
-            num = (last - first) // step + 1  # `len` has a limit
+            num = (last - first) // step + 1 if step > 0 else 0  # `len` has a limit
         else:
             numbers = [int(part) for part in text.split(",")]
             num = len(numbers)

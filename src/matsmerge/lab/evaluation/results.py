@@ -218,8 +218,8 @@ class Results:
     @property
     def verdict(self) -> str | None:
         """What the scores say in a sentence; None where there is nothing to compare."""
-        ratios = {m: r for m in self.scores if (r := self.normalised(m)) is not None}
-        ratios.pop(INDIVIDUAL, None)
+        found = {m: self.normalised(m) for m in self.scores if m != INDIVIDUAL}
+        ratios = {m: r for m, r in found.items() if r is not None and not math.isnan(r)}
         if ratios and INDIVIDUAL in self.scores:
             name = max(ratios, key=lambda model: ratios[model])
             return (
