@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from matsmerge.methods.draws import _CHUNK_ELEMENTS, LEVELS, draw
@@ -19,7 +20,7 @@ def read(start: int, stop: int) -> Tensor:
 
 def drawn(
     start: int = 0, stop: int = NUM, seed: int = 0, model: str = "a", parameter: str = "w"
-) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint16]]":
+) -> NDArray[np.uint16]:
     task = Task(model, 1.0, Shares(), start, stop, read)
     return draw(seed, Site(parameter, (NUM,), start, stop, (task,), read), task)
 

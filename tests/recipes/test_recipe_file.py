@@ -51,7 +51,9 @@ def test_any_order_of_documents_can_be_made(
     tmp_path: Path, places: list[int], data: st.DataObject
 ) -> None:
     """Document i uses some before it; written down in any order they come out in a usable one."""
-    used = [data.draw(st.sets(st.integers(0, i - 1))) if i else set() for i in range(5)]
+    used: list[set[int]] = [
+        data.draw(st.sets(st.integers(0, i - 1))) if i else set() for i in range(5)
+    ]
     documents = [document(f"d{i}", "x", *(f"d{j}" for j in sorted(used[i]))) for i in range(5)]
     documents.append(document(None, "x"))
     path = write(tmp_path / "r.yaml", *(documents[i] for i in [*places, 5]))

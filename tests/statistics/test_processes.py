@@ -28,7 +28,7 @@ def launch() -> int:
         start_method="fork",
     )
     codes = elastic_launch(config, main.run)(sys.argv[1:])
-    return max(codes.values())
+    return int(max(codes.values()))
 
 
 def die_when_it_has_saved() -> None:
@@ -41,7 +41,7 @@ def die_when_it_has_saved() -> None:
         if os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
 
-    partial_file.PartialFile.save = save_and_die  # type: ignore[assignment,method-assign]
+    partial_file.PartialFile.save = save_and_die  # type: ignore[method-assign]
 
 
 def test_two_processes_are_as_one(tmp_path: Path) -> None:

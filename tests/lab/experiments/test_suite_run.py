@@ -20,7 +20,6 @@ from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.errors import DataError, OutputError, ResourceError
 from matsmerge.files.journal_file import JournalFile
 from matsmerge.files.whole_outputs import held
-from matsmerge.lab.experiments import step_processes
 from matsmerge.lab.experiments.steps import TUNED, Merge, continued
 from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.suite_plan import Plan
@@ -300,7 +299,7 @@ def test_only_what_changed_is_done(place: Path, ran: Path) -> None:
 def test_a_killed_run_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed without warning in the middle, workers and all."""
     context = multiprocessing.get_context("fork")  # of ours, which has everything imported
-    monkeypatch.setattr(step_processes.multiprocessing, "get_context", lambda _: context)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda _: context)
     out = place / "killed"
     methods = {"average": METHODS["average"]}
     suite = place / "killed.yaml"
