@@ -16,7 +16,6 @@ import yaml
 from prefix_families import KINDS, Family, family
 from ray_clusters import cluster, resize
 from safetensors.torch import save_file
-from slow_commands import ending_note
 from solved_models import make_nets, make_statistics
 
 import matsmerge
@@ -24,7 +23,6 @@ from matsmerge import Executor, LocalExecutor, RayExecutor, ResourceError
 from matsmerge.engine import ray_executor
 from matsmerge.engine.executor import Piece
 from matsmerge.engine.layout import ShardFiles
-from matsmerge.engine.output_folder import OutputFolder
 from matsmerge.engine.plan import Job
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.methods import METHODS
@@ -198,7 +196,7 @@ def test_a_job_that_always_kills_its_worker_is_given_up(
 
 
 class Deadly(RayExecutor):
-    """A merging job dies in the middle of a tensor: its worker, or the node of that."""
+    """Two merging jobs die in the middle of a tensor: their workers, or the nodes of these."""
 
     def __init__(self, marks: Path, *, with_node: bool) -> None:
         super().__init__()
@@ -210,8 +208,9 @@ class Deadly(RayExecutor):
         head = ray.get_runtime_context().get_node_id()  # where this process is, too
 
         def do_or_die(job: Any) -> Any:
+            dead = [mark.name for mark in marks.iterdir()]
             is_spared = with_node and ray.get_runtime_context().get_node_id() == head
-            is_chosen = isinstance(job, Job) and not list(marks.iterdir())
+            is_chosen = isinstance(job, Job) and len(dead) < 2 and str(job.index) not in dead
             if is_chosen and not is_spared:
                 (marks / str(job.index)).touch()
                 victim = os.getppid() if with_node else os.getpid()
@@ -225,7 +224,7 @@ class Deadly(RayExecutor):
 
                 ShardFiles.write = write_and_die  # type: ignore[method-assign]
             elif is_spared and isinstance(job, Job):
-                wait_for(marks, 1)  # else all may be done before other nodes have begun
+                wait_for(marks, 2)  # else all may be done before other nodes have begun
             return function(job)
 
         return super().map(do_or_die, jobs)
@@ -246,44 +245,45 @@ def test_what_dies_is_done_again_elsewhere(
         if with_node:
             resize(nodes, 1)  # of those that are dead the cluster does not know
     assert found == expected("mats_kfac")
-    assert list(executor.marks.iterdir())
+    assert len(list(executor.marks.iterdir())) == 2
 
 
-KILLED_MATS = """
-import signal
+# `mats` that gets a signal when so many jobs have been noted.
+ENDED_MATS = """
+import os, signal
 from matsmerge.cli import main
 from matsmerge.engine.output_folder import OutputFolder
-from slow_commands import ending_note
-OutputFolder.note_finished = ending_note(4, signal.SIGKILL)
+note = OutputFolder.note_finished
+def note_and_end(self, receipt):
+    note(self, receipt)
+    if len(self.finished) == NUM_JOBS:
+        self._start_sync().result()
+        os.kill(os.getpid(), SIGNAL)
+OutputFolder.note_finished = note_and_end
 main.main()
 """
 
 
 def test_a_driver_that_ends_is_continued(
-    inputs: Path,
-    expected: Expected,
-    tmp_path: Path,
-    nodes: Any,
-    mats: Callable[..., tuple[int, str, str]],
+    inputs: Path, expected: Expected, tmp_path: Path, nodes: Any
 ) -> None:
     """After Ctrl-C, then after a kill."""
     recipe, out = tmp_path / "recipe.yaml", tmp_path / "out"
     recipe.write_text(yaml.safe_dump(recipe_of(inputs, "mats_kfac") | {"executor": "ray"}))
-    arguments = ("merge", recipe, "--out", out, "--workers", "1")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(OutputFolder, "note_finished", ending_note(2, signal.SIGINT))
-        code, said, error = mats(*arguments)
-    assert (code, said) == (130, ""), error
-    assert "interrupted; continue with --resume" in error
-    assert staging_path(out).exists()
-    ended = subprocess.run(
-        [sys.executable, "-c", KILLED_MATS, *arguments, "--resume"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == -signal.SIGKILL, ended.stderr
-    assert staging_path(out).exists()
-    assert not out.exists()
+    for ending, num_jobs, more in ((signal.SIGINT, 2, ()), (signal.SIGKILL, 4, ("--resume",))):
+        code = ENDED_MATS.replace("SIGNAL", str(int(ending))).replace("NUM_JOBS", str(num_jobs))
+        ended = subprocess.run(
+            [sys.executable, "-c", code, "merge", recipe, "--out", out, "--workers", "1", *more],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if ending is signal.SIGINT:
+            assert (ended.returncode, ended.stdout) == (130, ""), ended.stderr
+            assert "interrupted; continue with --resume" in ended.stderr
+        else:
+            assert ended.returncode == -ending, ended.stderr
+        assert staging_path(out).exists()
+        assert not out.exists()
     matsmerge.merge(str(recipe), out=out, resume=True)  # by the executor of the recipe
     assert read(out) == expected("mats_kfac")

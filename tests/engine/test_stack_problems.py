@@ -68,14 +68,19 @@ def test_models_of_other_names(save_model: Save, tmp_path: Path) -> None:
     assert any("[1, 3] of" in p and "which has 0 (layers)" in p for p in found), found
 
 
+def lacking(folder: Path, names: str) -> str:
+    return (
+        f"stack: the base {folder / 'c'} has nothing for {names}; say which of its layers belong "
+        "to them, as in base: [0, 8]"
+    )
+
+
 def test_a_base_of_other_names(save_model: Save, tmp_path: Path) -> None:
     """It is no base for these layers, which is said before any work."""
     write(save_model, a=make_state(1, 3), b=make_state(2, 3), c=make_state(3, 3, "model.layers"))
     stack = [{"a": [0, 2], "b": [0, 2]}]
     found = problems_of(tmp_path, "ab", stack, base="c", method="task_arithmetic")
-    assert found == [
-        f"stack: {tmp_path / 'c'} has no base for layers.0.w, layers.1.w; say which layers are"
-    ]
+    assert found == [lacking(tmp_path, "layers.0.w, layers.1.w")]
 
 
 def test_a_base_with_fewer_layers(save_model: Save, tmp_path: Path) -> None:
@@ -83,9 +88,7 @@ def test_a_base_with_fewer_layers(save_model: Save, tmp_path: Path) -> None:
     write(save_model, a=make_state(1, 4), b=make_state(2, 4), c=make_state(3, 2))
     stack = [{"a": [0, 4], "b": [0, 4]}]
     found = problems_of(tmp_path, "ab", stack, base="c", method="task_arithmetic")
-    assert found == [
-        f"stack: {tmp_path / 'c'} has no base for layers.2.w, layers.3.w; say which layers are"
-    ]
+    assert found == [lacking(tmp_path, "layers.2.w, layers.3.w")]
     stack[0]["base"] = [0, 4]
     (problem,) = problems_of(tmp_path, "ab", stack, base="c", method="task_arithmetic")
     assert "takes the layers [0, 4] of" in problem

@@ -273,11 +273,15 @@ def _base_sources(
                     layers = opened[of].layers.get(prefix, {})
                     layer = layers.get(start + place.layer - span[0], {})
                     source = layer.get(place.rest)
-                if source in opened[of].checkpoint.specs:
-                    found[name] = Stored(opened[of].checkpoint, str(source))
+                checkpoint = opened[of].checkpoint
+                tensor = checkpoint.aliases.get(str(source), source)
+                if tensor in checkpoint.specs:
+                    found[name] = Stored(checkpoint, str(tensor))
                 else:
-                    lacking.setdefault(of, []).append(name)
-    for of, names in lacking.items():
-        label = opened[of].checkpoint.label
-        problems.append(f"stack: {label} has no base for {listed(names)}; say which layers are")
+                    lacking.setdefault(checkpoint.label, []).append(name)
+    problems += [
+        f"stack: the base {label} has nothing for {listed(names)}; say which of its layers belong "
+        "to them, as in base: [0, 8]"
+        for label, names in lacking.items()
+    ]
     return found
