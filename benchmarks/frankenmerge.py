@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from merge_throughput import run
@@ -49,7 +50,7 @@ def make_model(folder: Path, num_layers: int) -> Path:
     with (folder / "model.safetensors").open("wb") as file:
         file.write(header)
         file.truncate(len(header) + sum(spec.num_bytes for spec in tensors.values()))
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
     config |= {"num_hidden_layers": num_layers, "torch_dtype": "bfloat16"}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -213,7 +213,7 @@ def make_plan(
             place = start, TensorSpec(spec.dtype, whole)
         how = scaled.get(name) if scaled else None
         if how is not None and how.ending is None:
-            how, spec = None, TensorSpec(how.dtype, spec.shape)
+            spec, how = TensorSpec(how.dtype, spec.shape), None
         parameters.append(
             Parameter(name, spec, computed, rules[name], written_as, lora, *place, how)
         )

@@ -85,4 +85,4 @@ def _divergence_of_small(base: Tensor, delta: Tensor) -> Tensor:  # (rows, 1)
 
 
 def _coefficient(k: int) -> float:
-    return (-1) ** k / ((k + 1) * (k + 2))
+    return (-1.0 if k % 2 else 1.0) / ((k + 1) * (k + 2))

@@ -91,7 +91,8 @@ def _choose(
     first = np.repeat(np.arange(num_rows, dtype=np.int64) * (length + 2), length)[own]
     bound = ordered.reshape(-1).take(first + _bounds(task.shares, length).take(draws))
     values = magnitudes.reshape(-1)[own]
-    return (values > bound) | ((values == bound) & (draws & 1 == 1))
+    kept: NDArray[np.bool_] = (values > bound) | ((values == bound) & (draws & 1 == 1))
+    return kept
 
 
 @lru_cache(8)

@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from matsmerge.linalg.selection import (
     MAX_REPEATED,
     Bracket,
     Tally,
+    Values,
     bracket_quantile,
     kth_largest,
 )
@@ -157,5 +158,6 @@ def _count_equal(seen: _Seen) -> _Seen:
         return seen
     inside, where = np.unique(seen.tally.inside, return_inverse=True)
     counts = np.bincount(where, weights=seen.tally.counts).astype(np.int64)
-    squares = np.stack([np.bincount(where, weights=row) for row in seen.squares])
-    return replace(seen, tally=Tally(seen.tally.num_above, inside, counts), squares=squares)
+    squares = np.array([np.bincount(where, weights=row) for row in seen.squares], dtype=np.float64)
+    tally = Tally(seen.tally.num_above, cast(Values, inside), counts)
+    return replace(seen, tally=tally, squares=squares)
