@@ -21,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -116,7 +117,10 @@ def main() -> None:
         moved = sum(num for method, _, _, num in proxy.answers if method == "GET")
         print(f"a dry run of {asked.megabytes} MB: {len(proxy.answers)} requests, {moved:,} bytes")
         names = [model.name for model in models]
-        work = {"reading": lambda: read_plainly(names), "merging": lambda: merge(names, folder)}
+        work: dict[str, Callable[[], None]] = {
+            "reading": lambda: read_plainly(names),
+            "merging": lambda: merge(names, folder),
+        }
         clocks: dict[str, list[float]] = {what: [] for what in work}
         processors: dict[str, list[float]] = {what: [] for what in work}
         for _ in range(asked.rounds):

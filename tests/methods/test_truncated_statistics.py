@@ -339,6 +339,7 @@ def test_shapes_of_sketches(mean: bool) -> None:
     assert found is not None
     assert (found.input_rank, found.output_rank) == (30, 30)
     assert found.num_inputs == 300 + mean
+    assert found.num_bytes == 4 * (300 + mean + 200) * (11 + 21)  # both factors of both models
     with pytest.raises(StatisticsError, match=r"has shape \[30[01], 11\].*needs \[29[89], 11\]"):
         find(*models, shape=(200, 298), bias=mean)
     with pytest.raises(StatisticsError, match=r"has shape \[200, 11\].*needs \[150, 11\]"):

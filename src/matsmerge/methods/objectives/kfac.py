@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -12,8 +13,8 @@ from matsmerge.linalg.operators import Kronecker, Operator, Paired, Sum, Truncat
 from matsmerge.linalg.rounding import to_unit_size, without_rounding
 from matsmerge.linalg.truncated import Factor, Truncated
 from matsmerge.methods.objectives.gram import Gram, ridge_of, with_corner
-from matsmerge.methods.objectives.objective import Found, Part
-from matsmerge.statistics.statistics import Map, Statistics
+from matsmerge.methods.objectives.objective import Found, Part, Subject
+from matsmerge.statistics.statistics import MAIN, Map, Statistics
 
 
 class Kfac(Gram):
@@ -40,6 +41,17 @@ class Kfac(Gram):
         ge=0,
         description="a further ridge, on O alone: outputs count more alike",
     )
+
+    def find(self, subject: Subject) -> Found | None:
+        found = super().find(subject)
+        if found is None:
+            return None
+        outputs = [
+            one.statistics.arrays.specs.get(f"{MAIN}/outputs/{module}")
+            for one, modules in zip(subject.evidence, found.keys, strict=True)
+            for module in modules
+        ]  # norms have none
+        return replace(found, num_bytes=found.num_bytes + sum(s.num_bytes for s in outputs if s))
 
     def _is_covered(self, m: Map) -> bool:
         return super()._is_covered(m) and (m.outputs or m.layout == "norm")
