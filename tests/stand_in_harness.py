@@ -88,13 +88,13 @@ def accuracy(model: Any, path: Path, num: int | None = None) -> float:
     """How often a model, whose tokens are letters, finds the right one of two likelier."""
     model.eval()
     tokenizer = letter_tokenizer()
-    right = []
+    right: list[bool] = []
     for row in map(json.loads, path.read_text().splitlines()[:num]):
         ids = tokenizer(row["input"], return_tensors="pt").input_ids
         with torch.no_grad():
             scores = model(ids).logits[0, -1].double()
         found = [float(scores[tokenizer.convert_tokens_to_ids(c)]) for c in row["choices"]]
-        right.append(found.index(max(found)) == row["label"])
+        right.append(bool(found.index(max(found)) == row["label"]))
     return sum(right) / len(right)
 
 
@@ -108,8 +108,8 @@ def write_task(folder: Path, *splits: str, num: int = 40) -> Path:
         draw = random.Random(seed)
         with (folder / f"{split}.jsonl").open("w") as file:
             for _ in range(num):
-                row = {"input": " ".join(draw.choices(LETTERS, k=4))}
-                row |= {"choices": draw.sample(LETTERS, 2), "label": draw.randrange(2)}
+                text, choices = " ".join(draw.choices(LETTERS, k=4)), draw.sample(LETTERS, 2)
+                row = {"input": text, "choices": choices, "label": draw.randrange(2)}
                 file.write(json.dumps(row) + "\n")
     files = ", ".join(f"{split}: {folder / split}.jsonl" for split in splits)
     text = TASK.replace("SPLITS", files)

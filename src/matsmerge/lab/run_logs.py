@@ -5,7 +5,7 @@ A log is named as on the command line: `tensorboard:FOLDER` or `wandb:PROJECT`.
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from matsmerge.errors import DataError
@@ -94,7 +94,7 @@ class WandbLog:
         self._run.finish()
 
 
-_LOGS = {"tensorboard": TensorBoardLog, "wandb": WandbLog}
+_LOGS: dict[str, Callable[[str], RunLog]] = {"tensorboard": TensorBoardLog, "wandb": WandbLog}
 
 
 def open_log(log_to: str | None) -> RunLog:

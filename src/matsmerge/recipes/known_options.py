@@ -123,7 +123,9 @@ def _wrong_values(given: Any, part: str = "init", where: str = "method: ") -> It
     """Values of no kind or size that an option takes; what else is wrong is found later."""
     name = str(given.get("name")) if isinstance(given, Mapping) else ""
     known = tables()[part].get(name)
-    for key, value in given.items() if known is not None else ():
+    if known is None:
+        return
+    for key, value in given.items():
         kind, _, limits = known.get(key, (None, "", {}))
         if kind == "part":
             yield from _wrong_values(value, key, f"{where}{name}.{key}.")
@@ -137,10 +139,11 @@ def _wrong_values(given: Any, part: str = "init", where: str = "method: ") -> It
 
 
 @cache
-def _adapter(kind: str, **limits: float) -> TypeAdapter[Any]:
+def _adapter(kind: str, **limits: Any) -> TypeAdapter[Any]:
     if kind == "float":
         return TypeAdapter(Annotated[float, Field(allow_inf_nan=False, **limits)])
-    expected: Any = _TYPES[kind] if kind in _TYPES else Literal[tuple(kind.split("|"))]
+    one_of: Any = Literal
+    expected: Any = _TYPES[kind] if kind in _TYPES else one_of[tuple(kind.split("|"))]
     return TypeAdapter(Annotated[expected, Field(**limits)])
 
 

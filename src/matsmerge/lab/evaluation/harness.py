@@ -167,6 +167,6 @@ def _scores(values: Mapping[str, Any]) -> dict[str, Score]:
             continue
         error = values.get(f"{metric}_stderr,{filtered}")
         name = metric if filtered == "none" else f"{metric}/{filtered}"
-        known = isinstance(error, (int, float))
-        scores[name] = Score(float(value), float(error) if known else math.nan)
+        own = float(error) if isinstance(error, (int, float)) else math.nan
+        scores[name] = Score(float(value), own)
     return scores

@@ -72,8 +72,9 @@ class Scorer(ABC):
         for task in self.tasks:
             found = self.measure(self.load(folder, task), task)
             scores[task.name], errors[task.name] = found.value, found.error
-        for name, found in {} if self.harness is None else self.harness.score(folder).items():
-            scores[name], errors[name] = found.value, found.error
+        if self.harness is not None:
+            for name, found in self.harness.score(folder).items():
+                scores[name], errors[name] = found.value, found.error
         return scores, errors
 
     def load(self, source: str | Path, task: ValidationTask) -> LoadedModel:
