@@ -35,6 +35,7 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.data.rows import read_data
 from matsmerge.errors import DataError, OutputError, RecipeError, ResourceError
 from matsmerge.models.streamed_model import EMPTY, StreamedModel
@@ -167,14 +168,20 @@ def test_blocks_give_what_the_whole_model_gives(name: str, statistics: str, tmp_
     assert_same(one.blocks().run(), one.prepared().run(), one.kind.precision)
 
 
-@pytest.mark.parametrize("statistics", ["gram", "kfac"])
-def test_a_t5_in_bfloat16(statistics: str, tmp_path: Path) -> None:
-    """Some of whose modules transformers may keep in float32."""
-    one = case("t5", tmp_path, statistics, dtype=torch.bfloat16, fisher="empirical")
-    blocks = one.blocks()
-    assert torch.bfloat16 in {p.dtype for p in blocks.prepared.loaded.model.parameters()}
-    found, expected = blocks.run(), one.prepared().run()
-    assert_same(found, expected, 2.0**-7)
+def test_a_t5_in_bfloat16(tmp_path: Path) -> None:
+    """Gradients that nearly cancel are rounded otherwise, but no more than in the whole model."""
+    one = case("t5", tmp_path, "kfac", dtype=torch.bfloat16, fisher="empirical")
+    blocks, whole = one.blocks(), one.prepared()
+    assert {p.dtype for p in whole.loaded.model.parameters()} == {torch.bfloat16}
+    exact = one.prepared(dtype="float32").run().arrays
+    found, expected = blocks.run(), whole.run()
+    assert found.header == expected.header
+
+    def error(arrays: Checkpoint) -> float:
+        pairs = [(arrays[name], exact[name]) for name in exact.specs]
+        return sum(float((ours - e).norm() / e.norm()) for ours, e in pairs) / len(pairs)
+
+    assert error(found.arrays) < 1.5 * error(expected.arrays) < 0.2
 
 
 def test_answers_of_the_data(tmp_path: Path) -> None:

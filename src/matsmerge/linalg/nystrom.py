@@ -115,13 +115,15 @@ def leading_of_moment(moment: Tensor, rank: int) -> Tensor:  # (d, d) -> (d, r)
     if not bool(moment.isfinite().all()):
         return moment.new_full((len(moment), rank), torch.nan)
     exact = truncate(moment, rank)
-    return exact.vectors * exact.values.sqrt()
+    found: Tensor = exact.vectors * exact.values.sqrt()
+    return found
 
 
 def leading_of_sum(factors: Sequence[Tensor]) -> Tensor:  # (d, r) each -> (d, r)
     """B of the leading directions of a sum of B Bᵀ, as many as each of them has."""
     vectors, lengths, _ = torch.linalg.svd(torch.cat(list(factors), 1), full_matrices=False)
-    return (vectors * lengths)[:, : factors[0].shape[1]]
+    found: Tensor = vectors * lengths
+    return found[:, : factors[0].shape[1]]
 
 
 def truncate_factor(b: Tensor, trace: float) -> Truncated:  # (d, r)
