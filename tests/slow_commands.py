@@ -25,7 +25,7 @@ def slow_down() -> None:
             time.sleep(2)
         return merge(self, job, **keywords)
 
-    worker.Worker.merge = stop  # type: ignore[method-assign]
+    worker.Worker.merge = stop  # type: ignore[assignment,method-assign]
 
 
 def ending_note(num_jobs: int, number: int) -> Callable[[Any, Any], None]:

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ ROWS = st.lists(st.dictionaries(st.sampled_from("abc"), VALUES, min_size=1), min
 within = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25)
 
 
-def rows_of(path: Path) -> list[dict[str, Any]]:
+def rows_of(path: Path) -> list[Mapping[str, Any]]:
     return list(read_data(path).rows)
 
 

@@ -131,7 +131,7 @@ def limit_memory() -> None:
         torch.empty(2**31)
         return merge(self, job, **keywords)
 
-    worker.Worker.merge = hungry  # type: ignore[method-assign]
+    worker.Worker.merge = hungry  # type: ignore[assignment,method-assign]
 
 
 def limit_processes() -> None:

@@ -54,7 +54,7 @@ def test_beginning_forgets_what_was_there(path: Path) -> None:
 
 def test_every_cut_leaves_whole_lines(path: Path) -> None:
     """A run that dies while it writes tears the last line, wherever."""
-    entries = [{"first": 1}, {"x": "ä\n"}, {"last": [1.5, None]}]
+    entries: list[dict[str, Any]] = [{"first": 1}, {"x": "ä\n"}, {"last": [1.5, None]}]
     write(path, *entries)
     whole = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]

@@ -56,7 +56,8 @@ def test_layers_alone_are_a_stack() -> None:
     layers = [{"a": [0, 2]}, {"b": [1, 2]}]
     assert as_stacks(layers) == [{"layers": layers}]
     assert as_stacks([{"layers": layers}]) == [{"layers": layers}]
-    for other in ([], None, "x", 3):
+    others: list[Any] = [[], None, "x", 3]
+    for other in others:
         assert as_stacks(other) == other
 
 

@@ -57,7 +57,7 @@ def test_two_processes_or_parts_are_as_one(
     folder = save(model, tmp_path / "model", make_tokenizer())
     rows = [{"text": " ".join("abcdef"[: 1 + i % 6]), "label": i % 2} for i in range(13)]
     write_rows(tmp_path / "data.jsonl", rows)
-    common = [
+    common: list[str | Path] = [
         "collect", str(folder), "--data", str(tmp_path / "data.jsonl"), "--dtype", "float64",
         "--statistics", "gram,kfac,fisher,block_fisher", "--batch-size", "3", "--held-out", "0.3",
     ]  # fmt: skip

@@ -161,7 +161,8 @@ def test_cuts_that_cannot_be(ten: str, splits: dict[str, Any], message: str) -> 
 
 
 def test_which_split_is_meant(ten: str) -> None:
-    task = TaskFile(name="t", data=ten, splits={"train": 5, "test": 5})
+    halves: dict[str, Any] = {"train": 5, "test": 5}
+    task = TaskFile(name="t", data=ten, splits=halves)
     with pytest.raises(DataError, match="t: has the splits train, test; say which one to use"):
         read_split(task)
     with pytest.raises(DataError, match="t: has no split 'dev', only train, test"):

@@ -264,8 +264,8 @@ def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
         if (out / "results.json").exists():
             seen.append(len(read_results(out).steps))
 
-    local = {"base": place / "base", "data": place / "data"}
-    results = run_suite(suite, out, **local, num_workers=2, progress=look)
+    base, data = place / "base", place / "data"
+    results = run_suite(suite, out, base=base, data=data, num_workers=2, progress=look)
     assert seen == sorted(seen)
     assert {1, 2, len(results.steps)} <= set(seen)  # as they come
     rows = {r.method: r for r in results.variants["full"].comparison}

@@ -57,7 +57,8 @@ def _compared(gap: float, apart: Interval | None, table: ScoreTable) -> str:
 def _evidence(table: ScoreTable, subject: ScoreRow, apart: Interval | None, average: str) -> str:
     num = len(table.tasks)
     said = f"Mean test {table.unit}, over {num} tasks" if num > 1 else f"Test {table.unit}"
-    plain, parts = table.row(average), []
+    plain = table.row(average)
+    parts: list[str] = []
     against = {"each task's own model": apart, "plain averaging": table.interval(subject, plain)}
     for what, found in against.items():
         if found:

@@ -111,7 +111,7 @@ def _rest(d: Floats) -> float:
     if seeds < 2:
         return 0.0
     rest = d - d.mean(0) - d.mean(1, keepdims=True) + d.mean()
-    return float((rest**2).sum()) / ((seeds - 1) * (examples - 1)) / d.size
+    return float((rest**2).sum() / ((seeds - 1) * (examples - 1)) / d.size)
 
 
 def _half_width(parts: Sequence[tuple[float, int]]) -> float:

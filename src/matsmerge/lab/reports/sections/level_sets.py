@@ -25,7 +25,7 @@ def level_sets(variant: Variant) -> list[Block]:
         ]
         for j, line in enumerate(lines):
             name = "" if j else f"loss of {task}"
-            xs, ys = zip(*line, strict=True)
+            xs, ys = map(list, zip(*line, strict=True))
             dash = DASHES[i % len(DASHES)]
             series.append(Series(name, xs, ys, colour_of(i), "", 0, 1.3, dash, opacity=0.8))
     for i, (method, path) in enumerate(found.paths.items()):
