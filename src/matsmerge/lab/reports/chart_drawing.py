@@ -122,8 +122,8 @@ def _scale(axis: Axis, values: Sequence[float], start: float, end: float) -> _Sc
 
 def _ticks(low: float, high: float, num: int, axis: Axis) -> list[tuple[float, str]]:
     if axis.log:
-        step = max(math.ceil((high - low) / num), 1)
-        exponents = range(math.ceil(low), math.floor(high) + 1, step)
+        decades = max(math.ceil((high - low) / num), 1)
+        exponents = range(math.ceil(low), math.floor(high) + 1, decades)
         places = [10.0**e for e in exponents]
         if len(places) < 2:  # less than a decade or two
             places = [
@@ -136,7 +136,7 @@ def _ticks(low: float, high: float, num: int, axis: Axis) -> list[tuple[float, s
         return []
     rough = (high - low) / num
     unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(m * unit for m in (1.0, 2.0, 5.0, 10.0) if m * unit >= rough)
+    step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough)
     digits = max(-math.floor(math.log10(step)), 0)
     first = math.ceil(low / step)
     return [
