@@ -136,6 +136,15 @@ def test_what_is_kept_of_a_low_rank(model: nn.Module, batches: list[Batch]) -> N
         assert (ours.dense() - exact).norm() < 2 * (best.dense() - exact).norm()
 
 
+def test_the_widest_layer_whose_whole_moment_is_summed_up(
+    model: nn.Module, batches: list[Batch]
+) -> None:
+    """Its directions are exact, also with the constant that makes it wider."""
+    full, kept = collect(model, batches, "full"), collect(model, batches, 5)  # 40 inputs, 8 times 5
+    best = truncate(full.gram("first", bias=True), 5)
+    torch.testing.assert_close(kept.gram("first", bias=True), best.dense())
+
+
 def test_sums_are_wide_until_they_are_finished(model: nn.Module, batches: list[Batch]) -> None:
     """A sum over processes is of G Ω and exact; only then directions are chosen."""
     parts = [_unfinished(model, some) for some in (batches[:2], batches[2:], batches)]

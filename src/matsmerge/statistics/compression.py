@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.errors import StatisticsError
-from matsmerge.linalg.nystrom import is_smaller, least_dim
+from matsmerge.linalg.nystrom import is_smaller, least_dim, num_columns
 from matsmerge.linalg.triangle import triangle_dim
 from matsmerge.statistics.kinds import kind_of
 from matsmerge.statistics.kinds.sketch_sum import kept_of_moment, kept_of_wide
@@ -72,4 +72,4 @@ def _kept(statistics: Statistics, name: str, rank: int) -> Tensor | None:
     moment = statistics.array(f"{array}/{key}", of).double()
     if array == "inputs" and statistics.has(f"mean/{key}", of):
         moment = with_constant(moment, statistics.stored(f"mean/{key}", of).double(), dim)
-    return kept_of_moment(moment, rank)
+    return kept_of_moment(moment, rank, num_columns(dim, rank))

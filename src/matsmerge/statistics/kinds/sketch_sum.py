@@ -18,7 +18,6 @@ from matsmerge.linalg.nystrom import (
     leading_of_moment,
     leading_of_sketch,
     leading_of_sum,
-    num_columns,
 )
 from matsmerge.statistics.kinds.statistic import Stored, Sum, check_parts
 
@@ -99,10 +98,9 @@ def kept_of_wide(wide: Tensor, rank: int) -> Tensor:  # (d, k + 1) -> (d, r + 1)
     return torch.cat([leading_of_sketch(wide[:, :-1], float(diagonal.sum()), rank), diagonal], 1)
 
 
-def kept_of_moment(moment: Tensor, rank: int) -> Tensor:  # (d, d) -> (d, r + 1)
-    """The sketch that is kept, from the whole moment: what is kept of rows that had this one."""
+def kept_of_moment(moment: Tensor, rank: int, num: int | None) -> Tensor:  # (d, d) -> (d, r + 1)
+    """The sketch that is kept, from the whole moment: by `num` columns, exactly where None."""
     diagonal = moment.diagonal()[:, None]
-    num = num_columns(len(moment), rank)
     if num is None:
         return torch.cat([leading_of_moment(moment, rank), diagonal], 1)
     y = moment @ directions(len(moment), num).to(moment)
