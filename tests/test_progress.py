@@ -40,11 +40,11 @@ def test_stages_and_notes_are_logged(
     caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each once, whoever listens besides; quiet unless `logging` is set up."""
-    tensors = {"w": torch.ones(2, 2)}
-    matsmerge.merge([tensors, tensors])
+    models = [{"w": torch.ones(2, 2)}, {"w": torch.zeros(2, 2)}]
+    matsmerge.merge(models)
     assert not caplog.messages
     with caplog.at_level("INFO", "matsmerge"):
-        matsmerge.merge([tensors, tensors], progress=lambda _: None)
+        matsmerge.merge(models, progress=lambda _: None)
         listener(None).note("here")
     assert caplog.messages == ["merging: 32 bytes", "here"]
     assert {record.name for record in caplog.records} == {"matsmerge"}
