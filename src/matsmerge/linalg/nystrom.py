@@ -11,7 +11,7 @@ is not above G in any direction. (Tropp, Yurtsever, Udell and Cevher, 2017, "Fix
 approximation of a positive-semidefinite matrix from streaming data".)
 
 Of k directions the last are hardly better than chance. So there are twice as many as are kept:
-the leading half of them is nearly what eigenvectors would be. On second moments of a sentence
+the leading half of them is nearly what eigenvectors would be. On output gradients of a sentence
 encoder the error of 64 directions, in the Frobenius norm, is 1.3 times the least that is possible,
 where with 64 columns it is 2.3 times that, and 1.05 times with 256.
 
