@@ -174,6 +174,7 @@ def test_no_tensor_is_made_without_a_device() -> None:
         "kronecker_sums.py": 5,  # a number for each model, or for two
         "nystrom.py": 1,  # random directions, moved
         "operators.py": 1,  # a number
+        "sce.py": 2,  # where entries are, in a measurement, which the processor makes
         "triangle.py": 1,  # a start for iterations, moved
     }
 
