@@ -84,7 +84,7 @@ def test_a_merge_its_scores_and_its_report(
     assert [i.get("source") for i in manifest["inputs"]] == ["one", "two", "base", None, None]
     page = (place / "page.md").read_text()
     assert "## Subspaces" in page  # models and statistics were found all the same
-    assert "this merge" in page
+    assert "How far the merge is from each model" in page
     # What is for us alone is kept from git and the hub.
     assert (place / "merged" / ".gitignore").read_text() == f"{PRIVATE}\n"
     assert read_paths(place / "merged").base == str((place / "base").absolute())

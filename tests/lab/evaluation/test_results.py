@@ -76,7 +76,7 @@ def test_where_there_is_no_share(scores: Any, expected: float | None) -> None:
     tasks = {name: task(accuracy=ACCURACY) for name in scores["a"]}
     made = results(scores, **tasks)
     assert made.normalised("a") == expected
-    assert (made.verdict is None) == (expected is None)
+    assert ("reaches" in str(made.verdict)) == (expected is not None)
 
 
 def test_a_model_that_broke_is_not_the_best() -> None:

@@ -48,4 +48,5 @@ def tuning_trials(tuning: Mapping[str, Any]) -> list[Block]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A number that can be drawn."""
+    return isinstance(value, (int, float)) and type(value) is not bool and abs(value) < 1e300
