@@ -52,7 +52,7 @@ def test_a_sampled_bracket_holds_the_value_and_is_narrow() -> None:
 
 
 def test_equal_values_are_counted_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "_MAX_REPEATED", 10)
+    monkeypatch.setattr(selection, "MAX_REPEATED", 10)
     values = np.repeat(np.array([1.0, 2.0, 3.0], dtype=np.float32), 100)
     seen = add_tallies([tally(values, Bracket()), tally(values, Bracket())])
     assert len(seen.inside) <= 10

@@ -51,7 +51,9 @@ class RemoteFile:
                     block.seek(skip)
                     count = block.readinto(view)
             except FileNotFoundError:  # it had to make room, in this very moment
-                continue
+                stop = min((index + 1) * BLOCK_BYTES, offset + len(view))
+                count = stop - offset
+                view[:count] = self.read(offset, stop)
             view, offset = view[count:], offset + count
 
     def blocks(self) -> Iterator[bytes]:
