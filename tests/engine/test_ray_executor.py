@@ -201,6 +201,7 @@ def test_budgets_are_kept(nodes: Any, tmp_path: Path) -> None:
     assert set(RayExecutor(num_workers=1).map(note, works)) == {1}
 
 
+@pytest.mark.long
 def test_a_job_that_always_kills_its_worker_is_given_up(
     nodes: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +245,7 @@ class Deadly(RayExecutor):
         return super().map(do_or_die, jobs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("with_node", [False, True], ids=["worker", "node"])
 def test_what_dies_is_done_again_elsewhere(
     with_node: bool,
@@ -278,6 +280,7 @@ main.main()
 """
 
 
+@pytest.mark.long
 def test_a_driver_that_ends_is_continued(
     inputs: Path, expected: Expected, tmp_path: Path, nodes: Any
 ) -> None:

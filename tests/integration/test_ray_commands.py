@@ -84,6 +84,7 @@ def test_collecting_and_tuning(place: Path, mats: Run) -> None:
     assert files(place / "tuned" / "here") == files(place / "tuned" / "there")
 
 
+@pytest.mark.long
 def test_parts_of_the_data(place: Path, mats: Run) -> None:
     """The statistics of one model by several tasks are those of several processes."""
     arguments = ["collect", "one", "--task", "one.yaml", "--split", "train", "--batch-size", "3"]
@@ -98,6 +99,7 @@ def test_parts_of_the_data(place: Path, mats: Run) -> None:
     assert not list(place.glob(".*"))
 
 
+@pytest.mark.long
 def test_steps_of_a_suite(tmp_path: Path) -> None:
     base, data = make_base(tmp_path / "base"), make_data(tmp_path / "data")
     run = partial(run_suite, tiny_suite(), base=base, data=data)

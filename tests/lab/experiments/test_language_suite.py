@@ -60,6 +60,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_every_method_merges_what_both_variants_train(place: Path) -> None:
     suite = tiny()
     results = run_suite(

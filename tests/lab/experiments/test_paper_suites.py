@@ -264,6 +264,7 @@ def check_comparison(suite: Suite, results: dict[str, VariantResults]) -> None:
             assert all(0 <= score <= 1 for score in row.test.tasks.values())
 
 
+@pytest.mark.long
 def test_t0_8_runs(tmp_path: Path) -> None:
     methods = ["task_arithmetic", "diagonal_fisher", "regmean", "mats", "block_fisher"]
     suite = shrunk("paper-t0-8", ["QASC", "ROPES"], [*methods, "mats_two_rounds"])
@@ -282,6 +283,7 @@ def test_t0_8_runs(tmp_path: Path) -> None:
     assert full.subspaces is not None
 
 
+@pytest.mark.long
 def test_ties_7_runs(tmp_path: Path) -> None:
     suite = shrunk("paper-ties-7", ["WSC", "QuaRTz"], ["task_arithmetic", "regmean", "mats"])
     check_comparison(suite, Run.at(tmp_path, suite, make_t5).all())
