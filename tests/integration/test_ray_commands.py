@@ -56,6 +56,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in found}
 
 
+@pytest.mark.long
 def test_collecting_and_tuning(place: Path, mats: Run) -> None:
     for where, more in (("here", ()), ("there", ("--executor", "ray"))):
         outs = [Path(where) / f"{name}.safetensors" for name in NAMES]

@@ -35,7 +35,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             yield made
 
 
-@pytest.mark.parametrize("max_shard_bytes", [10**9, 40_000])
+@pytest.mark.parametrize("max_shard_bytes", [40_000, pytest.param(10**9, marks=pytest.mark.long)])
 def test_a_merge_in_the_store(
     max_shard_bytes: int, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,7 @@ def die_when_it_has_saved() -> None:
     partial_file.PartialFile.save = save_and_die  # type: ignore[method-assign]
 
 
+@pytest.mark.long
 def test_two_processes_or_parts_are_as_one(
     tmp_path: Path, mats: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
