@@ -35,7 +35,6 @@ from matsmerge.statistics.loss_terms import Terms, loss_terms
 from matsmerge.statistics.marks import marks_of
 from matsmerge.statistics.parameters import find_parameters
 from matsmerge.statistics.partial_passes import PartialPasses
-from matsmerge.statistics.processes import this_process
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics import Statistics
 from matsmerge.statistics.structure import is_float, spread
@@ -51,8 +50,15 @@ class BlockCollection:
     """
 
     def __init__(
-        self, cut: CutModel, data: BlockData, options: CollectionOptions, names: dict[str, str]
+        self,
+        cut: CutModel,
+        data: BlockData,
+        options: CollectionOptions,
+        names: dict[str, str],
+        *,
+        is_whole: bool,  # nothing of other processes or parts of the data is to be added
     ) -> None:
+        self._is_whole = is_whole
         self._cut, self._data, self._options = cut, data, options
         self._streamed, self._model = cut.streamed, cut.streamed.model
         wanted = find_parameters(self._model, options.parameters)
@@ -320,7 +326,7 @@ class BlockCollection:
                 seen(num_examples)
             self.notes += [note for note in collection.notes if note not in self.notes]
             found = collection.statistics(self._data.model, (self._data.data,))
-            if this_process().num_processes == 1:  # nothing more is to be added
+            if self._is_whole:
                 found = finish(found)
             return kept_in(found, self._data.room)
 

@@ -61,7 +61,8 @@ class PreparedBlocks:
         data = BlockData(
             prepared.loaded.task, prepared.batches, prepared.model, prepared.data, room
         )
-        collection = BlockCollection(self.cut, data, options, dict(prepared.loaded.names))
+        names, is_whole = dict(prepared.loaded.names), process.num_processes == 1
+        collection = BlockCollection(self.cut, data, options, names, is_whole=is_whole)
 
         def seen(num_examples: int) -> None:
             told.advance(num_examples)
