@@ -6,8 +6,8 @@
 
 Models are a base and noise, data are random words. Passes are counted in products of linear layers,
 relative to one forward pass of each model over its data, which is timed in the same run with the
-same batches. Memory is that of the merge's process (proportional set size, looked at ten times a
-second), the interpreter included. Of a model that is run with fewer blocks, the weights of the
+same batches. Memory is that of the merge's process (proportional set size, sampled), the
+interpreter included. Of a model that is run with fewer blocks, the weights of the
 others are added for what all of T5-Large takes: nothing else that is in memory grows with depth.
 What it is good for is printed beside: how often the merged model's likeliest token is that of the
 model whose data it sees, and how often that of the models' average is.
@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 from larger_than_memory import Phases
-from merge_throughput import memory_of
+from merge_throughput import peak_memory
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
@@ -191,10 +191,7 @@ def watch(folder: Path, child: str) -> tuple[dict[str, Any], int]:
     """What a process says, and the most memory it had."""
     command = [sys.executable, __file__, *sys.argv[1:], "--child", child, "--folder", str(folder)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    most = 0
-    while process.poll() is None:
-        most = max(most, memory_of(process.pid))
-        time.sleep(0.1)
+    most = peak_memory(process)
     assert process.stdout is not None
     text = process.stdout.read()
     if process.returncode:

@@ -6,7 +6,7 @@
 The model has random weights and is written as sharded safetensors to a temporary folder, which
 needs 2.2 GB of disk. `mats collect` is run on it with all of the model in memory, and with
 --max-memory block by block, each in a process of its own. Memory is that process's (proportional
-set size, looked at ten times a second), interpreter and libraries included. Goals: the bytes of the
+set size, sampled), interpreter and libraries included. Goals: the bytes of the
 model and 2 GB with all of it in memory, 2 GB in all block by block. Statistics are of the default
 form; what is put behind `--` is passed on to `mats collect`, such as `--model-dtype float32` for
 processors that have no bfloat16.
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 import torch
-from merge_throughput import memory_of
+from merge_throughput import peak_memory
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -93,10 +93,7 @@ def measure(folder: Path, options: list[str]) -> tuple[int, float, int] | None:
     begin = time.perf_counter()
     # Pieces of heap that are freed and not given back would be counted, in any program.
     process = subprocess.Popen(command, env=os.environ | {"MALLOC_ARENA_MAX": "1"})
-    most = 0
-    while process.poll() is None:
-        most = max(most, memory_of(process.pid))
-        time.sleep(0.1)
+    most = peak_memory(process)
     if process.returncode:
         return None
     num_bytes = out.stat().st_size

@@ -10,7 +10,7 @@ statistics as well: all layers are alike, so that the difference says what all o
 Models (float32) and statistics are not on disk: each block of a tensor is made when it is read, the
 same every time, so that inputs of any size can be merged on any disk. The output is written to
 disk as always. Times include making the inputs. Memory is that of the merge and all its
-processes (proportional set sizes added up, looked at ten times a second), the interpreter included.
+processes (proportional set sizes added up, sampled), the interpreter included.
 The reference implementation holds everything at once: what its inputs alone take is printed beside.
 """
 
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from merge_throughput import memory_of
+from merge_throughput import peak_memory
 from torch import Tensor
 
 from matsmerge.byte_sizes import format_bytes, parse_bytes
@@ -279,10 +279,7 @@ def measure(arguments: argparse.Namespace, *changes: str) -> tuple[dict[str, Any
         command += ["--child", "--out", f"{folder}/merged"]
         begin = time.perf_counter()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        most = 0
-        while process.poll() is None:
-            most = max(most, memory_of(process.pid))
-            time.sleep(0.1)
+        most = peak_memory(process)
         total = time.perf_counter() - begin
         assert process.stdout is not None
         text = process.stdout.read()

@@ -5,7 +5,7 @@
 Both tools are run as commands, with the same YAML, on the same files, one after the other; times
 include starting up. The copy limit reads every input and writes as many bytes as the output has,
 both with plain file operations, and waits for the disk. Peak memory is that of the command and all
-its processes (proportional set sizes added up, looked at 20 times a second), less that of an
+its processes (proportional set sizes added up, looked at up to 20 times a second), less that of an
 interpreter that has only imported torch and safetensors. Processor seconds, of all threads and
 processes, are those that do not depend on what else a machine does.
 
@@ -23,8 +23,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HIDDEN, INTERMEDIATE, VOCABULARY = 1024, 4096, 32000
 METHODS: dict[str, dict[str, float | None]] = {
@@ -131,10 +132,7 @@ def run(command: list[str]) -> Run:
     start, processor = time.perf_counter(), processor_seconds()
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
-        most = 0
-        while process.poll() is None:
-            most = max(most, memory_of(process.pid))
-            time.sleep(0.05)
+        most = peak_memory(process)
         seconds = time.perf_counter() - start
         if process.returncode != 0:
             output.seek(0)
@@ -146,6 +144,18 @@ def processor_seconds() -> float:
     """Of all processes that were started here and have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
+
+
+def peak_memory(process: "subprocess.Popen[Any]") -> int:
+    """Wait for a process to end; returns the most memory that it and all below it had."""
+    most = 0
+    while process.poll() is None:
+        looked = time.perf_counter()
+        most = max(most, memory_of(process.pid))
+        # Looking at many gigabytes takes long: no more than a tenth of a processor for it.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.05, 10 * (time.perf_counter() - looked)))
+    return most
 
 
 def memory_of(pid: int) -> int:
