@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from matsmerge.byte_sizes import parse_bytes
@@ -45,12 +45,11 @@ class RemoteFile:
             raise OSError(errno.EIO, f"it has {self.state.size} bytes only")
         while len(view):
             index, skip = divmod(offset, BLOCK_BYTES)
-            path = self._block(index)
-            try:
-                with path.open("rb", buffering=0) as block:
-                    block.seek(skip)
-                    count = block.readinto(view)
-            except FileNotFoundError:  # it had to make room, in this very moment
+            count = _read_block(self._path(index), view, skip)
+            if count is None:
+                self._fetch(index)
+                count = _read_block(self._path(index), view, skip)
+            if count is None:  # it had to make room, in this very moment
                 stop = min((index + 1) * BLOCK_BYTES, offset + len(view))
                 count = stop - offset
                 view[:count] = self.read(offset, stop)
@@ -69,18 +68,16 @@ class RemoteFile:
         """Begin to fetch what will be read soon, and a little of what probably comes next."""
         last = min((stop - 1) // BLOCK_BYTES + _NUM_AHEAD, (self.state.size - 1) // BLOCK_BYTES)
         for index in range(start // BLOCK_BYTES, last + 1):
-            if not (self._folder / str(index)).exists():
-                fetching().submit(self._block, index)  # who reads it will see what went wrong
+            if not self._path(index).exists():
+                fetching().submit(self._fetch, index)  # who reads it will see what went wrong
 
-    @property
-    def _folder(self) -> Path:
-        return blocks_of(self.url) / _digest(self.state.version)
+    def _path(self, index: int) -> Path:
+        """The file of a block."""
+        return blocks_of(self.url) / _digest(self.state.version) / str(index)
 
-    def _block(self, index: int) -> Path:
-        """The file of a block, fetched if it is not there."""
-        path = self._folder / str(index)
-        if path.exists():
-            return path
+    def _fetch(self, index: int) -> None:
+        """Fetch a block if it is not there."""
+        path = self._path(index)
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path.with_name(f"lock-{index % _NUM_LOCKS}")):
             if not path.exists():
@@ -90,7 +87,18 @@ class RemoteFile:
                 temporary.write_bytes(content)
                 temporary.replace(path)
                 _room.take(len(content))
-        return path
+
+
+def _read_block(path: Path, view: memoryview, offset: int) -> int | None:
+    """Read from a block's file into a buffer; returns how much, or None if it is not there."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return os.preadv(file, [view], offset) or None  # somebody cut it
+    finally:
+        os.close(file)
 
 
 def cache_bytes() -> int:
@@ -155,5 +163,6 @@ def _locked(path: Path) -> Iterator[None]:
         os.close(lock)
 
 
+@lru_cache
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
