@@ -91,7 +91,7 @@ def test_empirical_fisher_is_that_of_the_losses() -> None:
     torch.testing.assert_close(term, cross_entropy(logits, targets, reduction="none"))
 
 
-def test_sampled_fisher_of_many_classes_is_unbiased() -> None:
+def test_estimated_fisher_of_many_classes_is_unbiased() -> None:
     num_classes = MAX_EXACT_CLASSES + 1
     logits = (2 * randn(1, num_classes)).requires_grad_()
     terms = list(Prediction(logits, None).fisher_terms("true", "sum", [7], num_samples=4000))
@@ -99,17 +99,27 @@ def test_sampled_fisher_of_many_classes_is_unbiased() -> None:
     assert (fisher(terms, logits) - exact).norm() < 0.05 * exact.norm()
 
 
-def test_sampled_fisher_of_tokens_is_unbiased() -> None:
+def test_estimated_fisher_of_tokens_is_unbiased() -> None:
     logits = randn(1, 2, 3).requires_grad_()
     targets = torch.tensor([[0, 2]])
     terms = list(Prediction(logits, targets).fisher_terms("true", "sum", [0], num_samples=4000))
-    # Tokens are drawn apart, so blocks off the diagonal vanish.
+    # Signs of tokens are drawn apart, so blocks off the diagonal vanish.
     blocks = dense_true_fisher(logits[0])
     exact = torch.block_diag(*blocks)[None]
     assert (fisher(terms, logits) - exact).norm() < 0.1 * exact.norm()
 
 
-def test_samples_do_not_depend_on_the_batch() -> None:
+def test_one_draw_an_example_is_enough_for_a_confident_model() -> None:
+    """Of answers drawn by their probability, about two of these 200 would say anything."""
+    logits = torch.zeros(200, 40, dtype=torch.float64)
+    logits[:, 0] = 8.3
+    logits.requires_grad_()
+    terms = list(Prediction(logits, None).fisher_terms("true", "sum", range(200)))
+    exact = dense_true_fisher(logits[:1])[0]
+    assert (fisher(terms, logits).mean(0) - exact).norm() < 0.2 * exact.norm()
+
+
+def test_signs_do_not_depend_on_the_batch() -> None:
     logits = randn(4, 5, 40)
     targets = torch.zeros(4, 5, dtype=torch.long)
     targets[2, 3:] = IGNORED

@@ -47,13 +47,13 @@ class Collected(Options):
 
     fisher: str = "empirical"
     """empirical: gradients for the given answers. true: for answers as likely as the model finds
-    them; summed over up to 32 classes or choices, else drawn."""
+    them; summed over up to 32 classes or choices, else estimated with random signs."""
 
     reduction: str = option("sum", flag="--loss")
     """log p(y|x) as the sum or the mean over the tokens of y."""
 
     num_samples: int = option(1, ge=1, le=MOST_SAMPLES)
-    """Answers drawn per example, where the true Fisher is sampled."""
+    """Random signs drawn per answer, where the true Fisher is estimated."""
 
     parameters: list[str] = option([], metavar="PATTERN")
     """Only parameters that match, e.g. 'encoder.*'. Repeatable. Default: all; of adapters, what one

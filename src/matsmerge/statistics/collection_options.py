@@ -34,16 +34,16 @@ class CollectionOptions(BaseModel):
 
     fisher: Expectation = "empirical"
     """Gradients for the given answers (empirical), or for answers as likely as the model finds
-    them (true): all classes, each with its probability, where there are few; else drawn."""
+    them (true): class by class where there are few, else all at once with random signs."""
 
     reduction: Reduction = "sum"
     """log p(y | x) of a sequence y: the sum or the mean over its tokens."""
 
     num_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
-    """Answers drawn per example, where the true Fisher is sampled."""
+    """Random signs drawn per answer, where the true Fisher is estimated."""
 
     seed: Annotated[int, Field(ge=-NUM_SEEDS, lt=NUM_SEEDS)] = 0
-    """Of drawn answers and of what is held out."""
+    """Of random signs and of what is held out."""
 
     bias: bool = True
     """Keep the mean of the inputs beside their second moment. With a constant 1 appended to the

@@ -19,7 +19,7 @@ from torch import Tensor
 from matsmerge.errors import DataError
 
 IGNORED = -100  # a target that is none, as everywhere in torch and transformers
-MAX_EXACT_CLASSES = 32  # the true Fisher sums over all classes up to here, and samples beyond
+MAX_EXACT_CLASSES = 32  # the true Fisher sums over classes one by one up to here
 
 Expectation = Literal["empirical", "true"]
 Reduction = Literal["sum", "mean"]
@@ -54,7 +54,8 @@ class Prediction:
     ) -> Iterator[Tensor]:  # (examples,) each
         """Per-example scalars whose gradients' outer products sum to each example's Fisher.
 
-        Samples depend on the seed and the example's number alone, not on the batch.
+        The true Fisher of many classes, and of tokens, is estimated: by all answers at once, with
+        random signs, `num_samples` times.
         """
         if expectation == "empirical":
             yield self.losses(reduction)
@@ -67,8 +68,8 @@ class Prediction:
                 yield -torch.where(present, root * of_class.where(present, 0), 0)
         else:
             for sample in range(num_samples):
-                targets = self._sample(examples, seed, sample)
-                yield self._losses_of(targets, reduction) / num_samples**0.5
+                scores = self._signed_scores(examples, (seed, sample), reduction)
+                yield scores / num_samples**0.5
 
     def _losses_of(self, targets: Tensor, reduction: Reduction) -> Tensor:
         if self.logits.ndim == 2:
@@ -78,29 +79,38 @@ class Prediction:
         losses = log_p.new_zeros(len(targets)).index_add(0, real.nonzero()[:, 0], -log_p)
         return losses / real.sum(1) if reduction == "mean" else losses
 
-    def _sample(self, examples: Sequence[int], seed: int, sample: int) -> Tensor:
-        """Targets drawn from the model's distribution, token by token given the data's prefix."""
+    def _signed_scores(
+        self, examples: Sequence[int], draw: tuple[int, int], reduction: Reduction
+    ) -> Tensor:
+        """Scores of all answers, with roots of their probabilities and random signs, added up.
+
+        Signs are apart, so that products of different answers, and of different tokens, vanish in
+        the mean, and what is left is the sum over answers. A single answer drawn by its probability
+        has the same mean, but of a confident model nearly every draw says nothing.
+        """
         if self.logits.ndim == 3 and self.targets is None:
             raise DataError("the data has no targets; they say which tokens are predicted")
-        rows = []
+        results = []
         for n, number in enumerate(examples):
-            if self.logits.ndim == 2:
-                logits = self.logits[n : n + 1]
-            else:
+            logits = self.logits[n : n + 1]
+            if self.logits.ndim == 3:
                 assert self.targets is not None
-                logits = self.logits[n][self.targets[n] != IGNORED]
-            cumulative = logits.detach().double().softmax(1).cumsum(1)
-            own_seed = ((seed * 1_000_003 + number) * 1_000_003 + sample) % 2**63
-            generator = torch.Generator().manual_seed(own_seed)
-            u = torch.rand(len(logits), 1, generator=generator, dtype=torch.float64)
-            drawn = (cumulative < u.to(logits.device) * cumulative[:, -1:]).sum(1)
-            rows.append(drawn)
-        if self.logits.ndim == 2:
-            return torch.cat(rows)
-        assert self.targets is not None
-        targets = self.targets.clone()
-        targets[targets != IGNORED] = torch.cat(rows).to(targets.dtype)
-        return targets
+                logits = logits[0][self.targets[n] != IGNORED]
+            log_p = log_softmax(logits)
+            present = log_p.isfinite()
+            signed = _signs(log_p, number, draw).mul_(log_p.detach().exp().sqrt())
+            score = -(signed * log_p.where(present, 0)).sum()
+            results.append(score / len(logits) if reduction == "mean" else score)
+        return torch.stack(results)
+
+
+def _signs(like: Tensor, number: int, draw: tuple[int, int]) -> Tensor:
+    """Random signs that depend on the example's number and the draw alone, not on the batch."""
+    seed, sample = draw
+    own_seed = ((seed * 1_000_003 + number) * 1_000_003 + sample) % 2**63
+    generator = torch.Generator().manual_seed(own_seed)
+    bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
+    return bits.to(like).mul_(2).sub_(1)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
