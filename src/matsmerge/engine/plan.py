@@ -20,7 +20,7 @@ from matsmerge.problems import noted
 from matsmerge.recipes.rules import Rule
 
 # Fixed, so that an interrupted merge can be resumed under another memory budget.
-JOB_ELEMENTS = 128 * BLOCK_ELEMENTS
+JOB_ELEMENTS = 32 * BLOCK_ELEMENTS
 # Tensors of a block's size that a method holds at once, besides one for each model.
 _SCRATCH_BLOCKS = 12
 # What a worker needs however small its job is, chiefly its own copy of the interpreter's objects.

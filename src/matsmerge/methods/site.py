@@ -19,7 +19,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from matsmerge.methods.layer import LayerWork
 
-BLOCK_ELEMENTS = 1 << 16  # a stretch is at most this long, and begins at a multiple of it
+BLOCK_ELEMENTS = 1 << 18  # a stretch is at most this long, and begins at a multiple of it
 
 
 class Grain(Enum):
