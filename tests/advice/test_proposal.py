@@ -31,7 +31,7 @@ def best(now: Situation) -> str:
         ({"kinds": frozenset({"fisher"})}, "actmat"),
         ({"has_data": True, "kinds": frozenset({"gram", "kfac"})}, "mats_cross"),
         ({"is_language_model": True}, "actmat"),
-        ({"is_language_model": True, "has_data": True}, "featcal"),
+        ({"is_language_model": True, "has_data": True}, "mats_cross"),
         ({"is_language_model": True, "change": 0.001}, "task_arithmetic"),
         ({"change": 0.001}, "actmat"),
         ({"has_data": True, "poor": ("a",)}, "mats_cross"),

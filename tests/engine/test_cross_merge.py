@@ -149,7 +149,7 @@ def test_outputs_count_as_they_matter_to_each_model(
         for m in own.header.maps:
             if m.outputs:
                 o = own.output_factor(m.module).double()
-                factors[m.weight] = o + 0.1 * o.diagonal().mean() * torch.eye(len(o), dtype=F64)
+                factors[m.weight] = o + 3 * o.diagonal().mean() * torch.eye(len(o), dtype=F64)
         metrics.append(factors)
     for weight, at_found, at_start in gradients(Rows(bert, found), metrics):
         assert at_found < 1e-4 * at_start, weight

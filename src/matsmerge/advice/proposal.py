@@ -76,15 +76,6 @@ def candidates(now: Situation) -> Iterator[Candidate]:
             )
         yield _arithmetic(now, "the best for (IA)^3 vectors without statistics (text-small)")
         return
-    if now.has_data and now.is_language_model:
-        yield Candidate(
-            {"name": "featcal"},
-            "there is data for every model; layer after layer, the merged model is made to output "
-            "what each model's own outputs. Written answers survive that best in our suite "
-            "causal-small (39.9 %, 27.3 % by mats_cross, 0.3 % by averaging). No labels are needed",
-            data=True,
-            output=None if now.view == "full" else "dense",
-        )
     if now.has_data:
         yield Candidate(
             {"name": "mats_cross"},

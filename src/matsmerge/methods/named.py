@@ -74,13 +74,14 @@ class MatsCross(Mats):
     """The recommended method where there is data: cross moments in K-FAC's metric of outputs.
 
     sum_m O_m X E[z zᵀ] + λ X = sum_m O_m W_m E[z* zᵀ] + λ A: as `featcal`, but errors of a layer
-    count as much as they change what model m answers.
+    count more if they change what model m answers. The ridge on O keeps all others from being free:
+    that metric holds for small errors, and what it neglects adds up from layer to layer.
     """
 
     name = "mats_cross"
     chooses_for_adapters = False
 
-    objective: ObjectivePart = Kfac(bias=True, equalize=True, output_ridge=0.1, anchor=0.02)
+    objective: ObjectivePart = Kfac(bias=True, equalize=True, output_ridge=3, anchor=0.02)
     solver: SolverPart = ConjugateGradients(preconditioner="kronecker", iterations=10)
     inputs: Inputs = "merged"
 
