@@ -89,9 +89,9 @@ class Site:
     measured: Measured = field(default_factory=dict)
     layer: "LayerWork | None" = None
 
-    def load_base(self) -> Tensor:
+    def load_base(self, out: Tensor | None = None) -> Tensor:
         """The base's values at the site, flat."""
-        return self.read_base(self.start, self.stop)
+        return self.read_base(self.start, self.stop, out)
 
     def part(self, start: int, stop: int) -> "Site":
         """The site of some of its elements, counted from the parameter's first."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -15,6 +16,8 @@ from matsmerge.methods.method import Measuring, Method, Pass
 from matsmerge.methods.site import Site, Task, combine, scratch, weighted_sum
 
 Matrix = NDArray[np.float64]
+
+_DOUBLE = torch.empty(0, dtype=torch.float64)
 
 
 class SphericalMethod(Method):
@@ -61,9 +64,9 @@ class _InnerProducts:
     of_deltas: bool
 
     def __call__(self, site: Site) -> Matrix:  # (models, models)
-        like = site.tasks[0].load().double()
-        rows = scratch("rows", (len(site.tasks), len(like)), like)
-        base = site.load_base().double() if self.of_deltas else None
+        length = site.stop - site.start
+        rows = scratch("rows", (len(site.tasks), length), _DOUBLE)
+        base = site.load_base(scratch("base", (length,), _DOUBLE)) if self.of_deltas else None
         for row, task in zip(rows, site.tasks, strict=True):
             task.load(out=row)
             if base is not None:
