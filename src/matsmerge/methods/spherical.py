@@ -17,7 +17,7 @@ from matsmerge.methods.site import Site, Task, combine, scratch, weighted_sum
 
 Matrix = NDArray[np.float64]
 
-_DOUBLE = torch.empty(0, dtype=torch.float64)
+_DOUBLE = torch.empty(0, dtype=torch.float64, device="cpu")  # where passes are made
 
 
 class SphericalMethod(Method):
