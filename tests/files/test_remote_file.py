@@ -118,6 +118,13 @@ def test_the_oldest_make_room(remote: RemoteFile, monkeypatch: pytest.MonkeyPatc
     assert read(remote, 0, 1000) == CONTENT
 
 
+def test_a_block_that_somebody_cut_is_read_anew(remote: RemoteFile) -> None:
+    read(remote, 0, 1000)
+    for block, length in zip(sorted(kept()), (0, 10), strict=False):
+        os.truncate(block, length)
+    assert read(remote, 0, 1000) == CONTENT
+
+
 def test_blocks_of_another_version_are_others(remote: RemoteFile, store: FaultyStore) -> None:
     read(remote, 0, 1000)
     store.put("/bucket/file", CONTENT[::-1])
