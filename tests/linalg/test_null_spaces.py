@@ -12,9 +12,9 @@ from matsmerge.linalg.conjugate_gradients import (
     solve_kronecker_sum,
 )
 from matsmerge.linalg.kronecker_sums import solve_pair
-from matsmerge.linalg.operators import Gram, Kronecker, LowRank, Operator
+from matsmerge.linalg.operators import Gram, Kronecker, LowRank, Operator, Sum
 from matsmerge.linalg.rounding import is_regular, rounding_level, to_unit_size, without_rounding
-from matsmerge.linalg.system import Limits, make_system
+from matsmerge.linalg.system import Limits, Status, System, make_system
 
 F64 = torch.float64
 PRECONDITIONERS = ["none", "jacobi", "kronecker"]
@@ -161,3 +161,22 @@ def test_nothing_has_a_size_too() -> None:
     scaled, size = to_unit_size(torch.zeros(3, 3))
     assert size == 1
     assert not scaled.any()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_pair_stays_where_one_model_lacks_the_outputs_and_the_other_the_inputs(seed: int) -> None:
+    # Along the merged model the right side is not made from the factors as they were rounded.
+    models = Models((8, 9), 2, seed)
+    few_o = [models.normal(3, 8) for _ in range(2)]
+    few_g = [models.normal(4, 9) for _ in range(2)]
+    outputs, inputs = ([rows.mT @ rows / len(rows) for rows in few] for few in (few_o, few_g))
+    changes = [w - models.start for w in models.weights]
+    exact = [Kronecker(o, g) for o, g in zip(outputs, inputs, strict=True)]
+    residual = torch.stack([c(d) for c, d in zip(exact, changes, strict=True)]).sum(0)
+    terms = tuple(Kronecker(stored(o), stored(g)) for o, g in zip(outputs, inputs, strict=True))
+    solution = solve_pair(System(Sum(terms), residual, 1.0, float(residual.norm())))
+    nearest = models.nearest([torch.kron(o, g) for o, g in zip(outputs, inputs, strict=True)])
+    assert solution.residual < 1e-5
+    # Another solution than the nearest, but none that is as far away as the gap is narrow.
+    assert float(solution.correction.norm()) < 1000 * float(nearest.norm())
+    assert solution.status is Status.SINGULAR

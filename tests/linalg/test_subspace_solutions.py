@@ -151,9 +151,11 @@ def test_plain_iterates_are_those_of_the_whole_operator(num: int, gram: bool) ->
     )
     expected = conjugate_gradients(whole(terms), limits, orthogonalize=True)
     torch.testing.assert_close(found.kept[num], expected.kept[num], rtol=1e-9, atol=1e-11)
-    assert found.trace.residuals == pytest.approx(expected.trace.residuals, rel=1e-8)
     assert found.trace.objectives == pytest.approx(expected.trace.objectives, rel=1e-8)
-    assert found.residual == pytest.approx(expected.residual, rel=1e-8)
+    # Residuals are relative to a norm that is summed in float32.
+    rounding = OUT * IN * torch.finfo(torch.float32).eps
+    assert found.trace.residuals == pytest.approx(expected.trace.residuals, rel=rounding)
+    assert found.residual == pytest.approx(expected.residual, rel=rounding)
 
 
 @pytest.mark.parametrize("preconditioner", ["none", "kronecker"])

@@ -203,16 +203,23 @@ def solve_pair(system: System, stored: torch.dtype = torch.float32) -> Solution:
     operator multiplies entry ij of VᵀXU by c_1 ν_i μ_j + c_2 (1 - ν_i)(1 - μ_j), c_m the scales of
     the products. Intermediate-task merging is this case; one model alone is solved the same way.
     """
-    units, scales = to_unit_trace(kroneckers_of(system.operator))
+    terms = kroneckers_of(system.operator)
+    units, scales = to_unit_trace(terms)
     if len(units) == 1:
         units, scales = units * 2, [scales[0], 0.0]
     v, nu = _diagonalize_pair(units[0].outputs, units[1].outputs, stored)
     u, mu = _diagonalize_pair(units[0].inputs, units[1].inputs, stored)
-    weights = scales[0] * nu.unsqueeze(-1) * mu.unsqueeze(-2)
-    weights = weights + scales[1] * (1 - nu).unsqueeze(-1) * (1 - mu).unsqueeze(-2)
+    nu, mu = nu.unsqueeze(-1), mu.unsqueeze(-2)
+    weights = scales[0] * nu * mu + scales[1] * (1 - nu) * (1 - mu)
     rotated = v.mT @ system.residual
     rotated = rotated * u if u.ndim == 1 else rotated @ u
-    seen = weights > torch.finfo(torch.float64).eps * float(weights.max())
+    # What one model lacks on the left and the other on the right has no weight but what rounding of
+    # singular factors gives it: of ν and μ, as much as of the factors along their columns.
+    of_nu = _rounding_of_pair(v, [t.outputs for t in terms], stored).unsqueeze(-1)
+    of_mu = _rounding_of_pair(u, [t.inputs for t in terms], stored).unsqueeze(-2)
+    rounding = scales[0] * (nu * of_mu + of_nu * mu + of_nu * of_mu)
+    rounding = rounding + scales[1] * ((1 - nu) * of_mu + of_nu * (1 - mu) + of_nu * of_mu)
+    seen = weights > rounding + torch.finfo(torch.float64).eps * float(weights.max())
     turned = torch.where(seen, rotated / weights, 0)
     correction = v @ (turned * u if u.ndim == 1 else turned @ u.mT)
     left = system.residual - system.operator(correction)
@@ -241,3 +248,11 @@ def _diagonalize_pair(a: Tensor, b: Tensor, stored: torch.dtype) -> tuple[Tensor
     inner_a = u.mT @ a @ u - torch.diag_embed((~seen).double())
     mu, turn = torch.linalg.eigh(inner_a)
     return (u @ turn) * (mu > -0.5).unsqueeze(-2), mu.clamp(0, 1)
+
+
+def _rounding_of_pair(u: Tensor, factors: Sequence[Tensor], stored: torch.dtype) -> Tensor:
+    """How much rounding may have changed μ of a pair; 0 if both are regular, or diagonals."""
+    if u.ndim == 1 or all(map(is_regular, factors)):
+        return u.new_zeros(u.shape[:-2] + u.shape[-1:] if u.ndim > 1 else u.shape)
+    total = torch.stack([f.double() / (trace_of(f) or 1.0) for f in factors]).sum(0)
+    return rounding_level(total, stored).unsqueeze(-1) * u.square().sum(-2)
