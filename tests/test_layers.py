@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import matsmerge
+import matsmerge.lab
 
 SOURCE = Path(matsmerge.__file__).parent
 # What knows nothing of merging, and every package may import.
@@ -132,6 +133,31 @@ def test_packages_import_what_the_picture_says() -> None:
 def test_no_two_modules_have_the_same_name() -> None:
     names = [p.stem for p in SOURCE.rglob("*.py") if p.stem != "__init__"]
     assert sorted(names) == sorted(set(names))
+
+
+def defined_names(path: Path) -> set[str]:
+    """Types and functions that a module defines for others."""
+    found = set()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            found.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names = {t.id for t in node.targets if isinstance(t, ast.Name)}
+            found |= {name for name in names if name[0].isupper() and not name.isupper()}
+    return {name for name in found if not name.startswith("_")}
+
+
+def test_a_name_means_one_thing() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        # A command is called as what it does is called in Python.
+        if path.parent.name in ("cli", "commands"):
+            commands = {"run", *matsmerge.__all__, *matsmerge.lab.__all__, "inspect"}
+        else:
+            commands = set()
+        for name in defined_names(path) - commands:
+            homes.setdefault(name, []).append(str(path.relative_to(SOURCE)))
+    assert not {name: found for name, found in homes.items() if len(found) > 1}
 
 
 def test_no_module_is_long() -> None:

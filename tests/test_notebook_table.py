@@ -36,6 +36,7 @@ def test_results_of_merging() -> None:
     models = {"one": {"w": torch.ones(2, 2)}, "two": {"w": torch.eye(2)}}
     planned = matsmerge.plan(models, base, "ties")
     assert repr(planned) == "<PlannedMerge one, two by ties: 4 parameters>"
+    assert repr(matsmerge.open_checkpoint(base)) == "<Checkpoint dict: 1 tensor>"
     texts = Texts(planned.merge()._repr_html_()).texts
     assert texts[:5] == ["Merged", "models", "one, two", "method", "ties"]
     assert "in memory" in texts
@@ -47,7 +48,7 @@ def test_advice() -> None:
     findings = (matsmerge.Finding("size", "warning", "moved far"),)
     figures = {name: ModelFigures(0.1, 1.0, 1.0) for name in models}
     advice = matsmerge.Advice("go on", findings, recipe, figures, (), (), (), {})
-    assert repr(advice) == "<Advice one, two: average, 1 warnings>"
+    assert repr(advice) == "<Advice one, two: average, 1 warning>"
     texts = Texts(advice._repr_html_()).texts
     assert texts[-2:] == ["1. size (warning)", "moved far"]
     assert "go on" in texts

@@ -61,6 +61,7 @@ _HOMES = {
     "push": "matsmerge.engine.hub_push",
     "read_recipe": "matsmerge.recipes.recipe_file",
 }
+_LAB = ("evaluate", "report", "train", "tune")
 
 __all__ = [
     "Advice",
@@ -107,7 +108,8 @@ def __dir__() -> list[str]:
 def __getattr__(name: str) -> Any:
     # Loaded on first use, so that `mats --help` need not wait for torch.
     if name not in __all__:
-        raise AttributeError(f"module 'matsmerge' has no attribute '{name}'")
+        place = "; it is in matsmerge.lab" if name in _LAB else ""
+        raise AttributeError(f"module 'matsmerge' has no attribute '{name}'{place}")
     if name == "methods":
         return importlib.import_module("matsmerge.methods")
     return getattr(importlib.import_module(_HOMES.get(name, "matsmerge.errors")), name)

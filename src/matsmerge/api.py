@@ -9,7 +9,7 @@ from torch import nn
 
 from matsmerge.advice.advice import Advice
 from matsmerge.advice.advisor import give_advice
-from matsmerge.advice.opened_models import Subject
+from matsmerge.advice.opened_models import AdviceSubject
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.source import Source, local_path
 from matsmerge.engine.evidence import StatisticsSource
@@ -19,7 +19,7 @@ from matsmerge.engine.merge_series import prepare_series
 from matsmerge.engine.merged import Merged
 from matsmerge.engine.output_folder import check_target
 from matsmerge.engine.planned_merge import PlannedMerge
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods.method import Method
 from matsmerge.progress import AnyProgress, listener
@@ -162,7 +162,7 @@ def plan(
             "ignore_tokenizers": ignore_tokenizers,
         }
     )
-    prepared = prepare(
+    prepared = prepare_merge(
         recipe,
         named | ({} if base is None else {"base": base}),
         _by_name("statistics", statistics, list(named)),
@@ -195,7 +195,7 @@ def advise(
     named = dict(models) if isinstance(models, Mapping) else _named(models)
     _refuse_twice(named)
     names = list(named)
-    subject = Subject(
+    subject = AdviceSubject(
         named,
         base,
         _by_name("statistics", statistics, names),

@@ -13,7 +13,7 @@ from peft_models import load, make_base
 from torch import Tensor, nn
 
 from matsmerge.adapters.adapted_checkpoint import AdaptedCheckpoint
-from matsmerge.adapters.adapter import Adapter, AdapterContent, AdapterKind, Change, LowRank
+from matsmerge.adapters.adapter import Adapter, AdapterContent, AdapterKind, Change, LowRankChange
 from matsmerge.adapters.adapter_folder import ADAPTER_KINDS, open_base, read_adapter
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.source import open_checkpoint
@@ -27,7 +27,7 @@ class LohaContent(AdapterContent):
 
 
 @dataclass(frozen=True)
-class Hadamard(LowRank):
+class Hadamard(LowRankChange):
     """Two products of factors, whose elements are multiplied."""
 
     a2: str
@@ -54,7 +54,7 @@ class Loha(AdapterKind):
         return {weight: Change(Hadamard(a, b, rank**2, scaling, a2, b2))}
 
     def factors(
-        self, adapter: Checkpoint, change: LowRank, dtype: torch.dtype
+        self, adapter: Checkpoint, change: LowRankChange, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(change, Hadamard)
         b, a, b2, a2 = (adapter[n].to(dtype) for n in (change.b, change.a, change.b2, change.a2))

@@ -117,4 +117,4 @@ def test_labels_say_what_a_model_could_know() -> None:
     assert verdicts.is_poor(answers(0.5, accuracy=0.70, **wrong))
     assert not verdicts.is_poor(answers(0.5, accuracy=0.71, **wrong))
     (found,) = verdicts.judge_answers({"a": answers(0.05, accuracy=0.66, **wrong)})
-    assert "right in 66%" in found.text
+    assert "right on 66%" in found.text

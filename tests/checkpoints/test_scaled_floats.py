@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import TensorSpec
-from matsmerge.checkpoints.scaled_floats import Scaled, ScaledWriter, encode
+from matsmerge.checkpoints.scaled_floats import Scaled, ScaledWriter, encode_fp8
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BLOCKS = Scaled(E4M3, "_scale_inv", 128, 128)
@@ -45,7 +45,7 @@ def half_units(values: Tensor, dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("form", FORMS)
 def test_scales_and_distance(form: str) -> None:
     scaled, values = FORMS[form], random(200, 300)
-    encoded, scales = encode(values, scaled)
+    encoded, scales = encode_fp8(values, scaled)
     assert encoded.dtype == scaled.dtype
     assert TensorSpec(scales.dtype, tuple(scales.shape)).num_elements == (
         scaled.scales_of((200, 300)).num_elements
@@ -62,7 +62,7 @@ def test_scales_and_distance(form: str) -> None:
 
 def test_ties_go_to_even_numbers() -> None:
     values = torch.tensor([[448.0, 17.0, 19.0, 21.0, -17.0]])  # between 16, 18, 20 and 22
-    encoded, scales = encode(values, Scaled(E4M3, "_scale", single=()))
+    encoded, scales = encode_fp8(values, Scaled(E4M3, "_scale", single=()))
     assert scales.item() == 1
     assert encoded.tolist() == [[448.0, 16.0, 20.0, 20.0, -16.0]]
 
@@ -71,9 +71,9 @@ def test_ties_go_to_even_numbers() -> None:
 def test_encoding_again_changes_no_bit(seed: int, dtype: torch.dtype) -> None:
     size = 10.0 ** (seed % 9 - 4)
     values = (random(130, 140, seed=seed) * size).to(dtype)
-    encoded, scales = encode(values, BLOCKS)
+    encoded, scales = encode_fp8(values, BLOCKS)
     decoded = encoded.float() * spread_out(scales, BLOCKS, (130, 140))
-    again, same = encode(decoded, BLOCKS)
+    again, same = encode_fp8(decoded, BLOCKS)
     assert torch.equal(same, scales)
     assert torch.equal(again.view(torch.uint8), encoded.view(torch.uint8))
 
@@ -82,7 +82,7 @@ def test_encoding_again_changes_no_bit(seed: int, dtype: torch.dtype) -> None:
 def test_powers_of_two_are_the_next_ones(dtype: torch.dtype) -> None:
     scaled = Scaled(E4M3, "_scale_inv", 1, 4, scale_dtype=dtype, has_powers=True)
     values = torch.tensor([[448.0, 1, 1, 1], [449.0, 1, 1, 1], [3.0, 1, 1, 1]])
-    encoded, scales = encode(values, scaled)
+    encoded, scales = encode_fp8(values, scaled)
     assert scales.float().flatten().tolist() == [1.0, 2.0, 2.0**-7]
     assert encoded.float().isfinite().all()
 
@@ -91,7 +91,7 @@ def test_rounded_scales_overflow_nothing_and_zeros_stay() -> None:
     scaled = Scaled(E4M3, "_scale", 1, 50, scale_dtype=torch.bfloat16)
     values = random(500, 50)
     values[7] = 0
-    encoded, scales = encode(values, scaled)
+    encoded, scales = encode_fp8(values, scaled)
     assert scales.dtype == torch.bfloat16
     assert encoded.float().isfinite().all()
     assert (encoded[7].float() == 0).all()
@@ -120,9 +120,9 @@ def test_pieces_of_any_size_are_written_the_same(form: str, step: int) -> None:
     for start in range(0, len(flat), step):
         writer.take(start, flat[start : start + step])
     if scaled.single is not None:
-        encoded, scales = encode(values.view(-1, 300), scaled)
+        encoded, scales = encode_fp8(values.view(-1, 300), scaled)
     else:
-        parts = [encode(matrix, scaled) for matrix in values]
+        parts = [encode_fp8(matrix, scaled) for matrix in values]
         encoded = torch.stack([e.view(torch.uint8) for e, _ in parts]).view(scaled.dtype)
         scales = torch.stack([s for _, s in parts])
     assert torch.equal(written["w"].view(torch.uint8), encoded.flatten().view(torch.uint8))

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.source import open_checkpoint
-from matsmerge.checkpoints.summary import compare, summarize
+from matsmerge.checkpoints.summary import compare_checkpoints, summarize
 from matsmerge.progress import Update
 
 
@@ -33,7 +33,7 @@ def test_compare(make_state: Callable[..., dict[str, Tensor]]) -> None:
     del b["layers.0.b"]
     b["new"] = torch.ones(1)
     updates: list[Update] = []
-    found = compare(open_checkpoint(a), open_checkpoint(b), updates.append)
+    found = compare_checkpoints(open_checkpoint(a), open_checkpoint(b), updates.append)
     assert found.only_first == ["layers.0.b"]
     assert found.only_second == ["new"]
     assert found.other_shape == ["layers.1.w"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.checkpoints import tokenizers
-from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
+from matsmerge.checkpoints.vocabularies import TokenizerComparison, compare_tokenizers
 
 Run = Callable[..., tuple[int, str, str]]
 State = dict[str, Tensor]
@@ -41,7 +41,7 @@ def make(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 def compare(
     tmp_path: Path, base: Mapping[str, str | bytes], *models: Mapping[str, str | bytes]
-) -> Comparison:
+) -> TokenizerComparison:
     """Compare the tokenizers of models with these files; the output's are the base's."""
     made = {f"m{i}": make(tmp_path / f"m{i}", files) for i, files in enumerate(models)}
     own = make(tmp_path / "base", base)
@@ -74,7 +74,7 @@ FORMS: dict[str, Callable[[list[str]], dict[str, str | bytes]]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_swapped_ids_are_refused(tmp_path: Path, form: str) -> None:
     same = compare(tmp_path / "same", FORMS[form](WORDS), FORMS[form](WORDS))
-    assert same == Comparison()
+    assert same == TokenizerComparison()
     found = compare(tmp_path, FORMS[form](WORDS), FORMS[form](WORDS), FORMS[form](SWAPPED))
     (problem,) = found.problems
     assert problem.startswith("m1 and the base give 2 tokens different ids: 'w")
@@ -94,7 +94,7 @@ def test_models_are_compared_with_each_other_too(tmp_path: Path) -> None:
 
 def test_closed_formats_are_compared_as_a_whole(tmp_path: Path) -> None:
     one, two = {"tokenizer.model": b"\x00one"}, {"tokenizer.model": b"\x00two"}
-    assert compare(tmp_path / "same", one, one) == Comparison()
+    assert compare(tmp_path / "same", one, one) == TokenizerComparison()
     found = compare(tmp_path, one, two)
     assert "m0 and the base have a different tokenizer.model" in found.problems[0]
     other = compare(tmp_path / "formats", one, FORMS["vocab.txt"](WORDS))
@@ -108,7 +108,10 @@ def test_equal_content_in_another_layout_is_equal(tmp_path: Path) -> None:
     content["model"]["vocab"] = dict(reversed(content["model"]["vocab"].items()))
     content |= {"truncation": None, "decoder": None}
     other = json.dumps(content, indent=4)
-    assert compare(tmp_path, {"tokenizer.json": plain}, {"tokenizer.json": other}) == Comparison()
+    assert (
+        compare(tmp_path, {"tokenizer.json": plain}, {"tokenizer.json": other})
+        == TokenizerComparison()
+    )
 
 
 def test_equal_files_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +120,7 @@ def test_equal_files_are_not_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(tokenizers, "read_json_as", parse)
     files = {"tokenizer.json": tokenizer_json(WORDS), "tokenizer_config.json": "{}"}
-    assert compare(tmp_path, files, files, files) == Comparison()
+    assert compare(tmp_path, files, files, files) == TokenizerComparison()
 
 
 def test_tokens_that_one_model_lacks_are_said(tmp_path: Path) -> None:
@@ -169,7 +172,7 @@ def test_special_tokens_that_differ_are_said(tmp_path: Path) -> None:
 def test_chat_templates(tmp_path: Path) -> None:
     one, two = config(chat_template="{{ one }}"), config(chat_template="{{ two }}")
     in_a_file = {**config(), "chat_template.jinja": "{{ one }}"}
-    assert compare(tmp_path / "0", one, in_a_file) == Comparison()
+    assert compare(tmp_path / "0", one, in_a_file) == TokenizerComparison()
     found = compare(tmp_path / "1", config(), one, in_a_file)
     assert found.chat_template == "{{ one }}"
     assert "the output has the one that all models share" in found.notes[0]

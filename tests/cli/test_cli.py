@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from matsmerge.cli import display, merge_command
+from matsmerge.cli import consoles, merge_command
 from matsmerge.version import __version__
 
 State = dict[str, Tensor]
@@ -205,7 +205,7 @@ def test_inspect_of_many_ties_is_short(mats: Run, tmp_path: Path) -> None:
 
 
 def test_not_more_errors_than_anybody_reads(capsys: pytest.CaptureFixture[str]) -> None:
-    display.show_problems([f"problem {i}" for i in range(5000)])
+    consoles.show_problems([f"problem {i}" for i in range(5000)])
     printed = capsys.readouterr().err
     assert len(printed.splitlines()) == 101
     assert "and 4900 more like these" in printed

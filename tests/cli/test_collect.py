@@ -32,8 +32,10 @@ from transformers import (
     ViTForImageClassification,
 )
 
+from matsmerge.cli.collect_command import LoadingOptions
 from matsmerge.data.rows import read_data
 from matsmerge.statistics.statistics_file import open_statistics
+from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import encode_all
 from matsmerge.tasks.task_file import TaskFile
@@ -205,6 +207,12 @@ def bert(tmp_path: Path) -> Path:
     folder, rows, _ = classification(tmp_path)
     write_rows(tmp_path / "data.jsonl", rows)
     return folder
+
+
+def test_help_names_every_kind_of_task() -> None:
+    described = LoadingOptions.model_fields["task"].description
+    assert described is not None
+    assert set(TASKS) <= set(re.findall(r"\w+", described))
 
 
 def test_what_is_shown(mats: Run, bert: Path, tmp_path: Path) -> None:

@@ -7,8 +7,20 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from tiny_models import llama_config, make_tokenizer, save, write_rows
-from transformers import LlamaForCausalLM
+from tiny_models import (
+    SIZES,
+    llama_config,
+    make_tokenizer,
+    mixtral_config,
+    save,
+    write_rows,
+)
+from transformers import (
+    AlbertConfig,
+    AlbertForSequenceClassification,
+    LlamaForCausalLM,
+    MixtralForCausalLM,
+)
 
 from matsmerge.statistics.statistics_file import open_statistics
 
@@ -83,6 +95,38 @@ def test_needs_are_said(mats: Run, asked: list[object], tmp_path: Path) -> None:
     assert "3 examples, with all of the model in memory, one pass over the data" in said
     assert "block by block at least" in said
     assert not out.exists()
+
+
+def test_a_mixture_of_experts(mats: Run, asked: list[object], tmp_path: Path) -> None:
+    """Of which transformers makes other tensors than those that are stored."""
+    save(MixtralForCausalLM(mixtral_config()), tmp_path / "model", make_tokenizer())
+    whole, blocks = tmp_path / "whole.safetensors", tmp_path / "blocks.safetensors"
+    assert mats("collect", *asked, "--out", whole)[0] == 0
+    code, said, _ = mats("collect", *asked, "--out", blocks, "--dry-run", "--json")
+    assert code == 0
+    needs = json.loads(said)
+    found = open_statistics(whole)
+    values = sum(spec.num_elements for spec in found.arrays.specs.values())
+    assert 4 * values <= 1.1 * needs["file_bytes"]  # experts without tokens are not in the file
+    limit = needs["memory_bytes_whole"] - 1
+    code, _, error = mats("collect", *asked, "--out", blocks, "--max-memory", limit)
+    assert code == 0
+    assert "block by block" in error
+    assert open_statistics(blocks).header == found.header
+
+
+def test_a_model_that_cannot_be_cut(mats: Run, asked: list[object], tmp_path: Path) -> None:
+    config = AlbertConfig(**SIZES, vocab_size=24, embedding_size=8, num_labels=2)
+    save(AlbertForSequenceClassification(config), tmp_path / "model", make_tokenizer())
+    write_rows(tmp_path / "data.jsonl", [{"text": "a b", "label": 1}, {"text": "c", "label": 0}])
+    code, said, error = mats("collect", *asked, "--dry-run")
+    assert code == 0
+    assert "2 examples, with all of the model in memory" in said
+    assert "memory         at least" in said
+    assert "cannot be run block by block" in " ".join(error.split())
+    code, _, error = mats("collect", *asked, "--dry-run", "--max-memory", "1kB")
+    assert code != 0
+    assert "cannot be run block by block" in " ".join(error.split())
 
 
 def test_what_cannot_be_done_is_refused(mats: Run, asked: list[object], tmp_path: Path) -> None:

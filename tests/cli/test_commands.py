@@ -4,6 +4,7 @@ import inspect
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -37,3 +38,28 @@ def test_a_command_that_there_is_not(mats: Run) -> None:
     assert code == 1
     assert "No such command 'merg'. Did you mean" in err
     assert "merge" in err
+
+
+def test_a_wrong_recipe_is_refused_before_the_command_is_imported(tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text("models: [a, b]\nbsae: c\nmethod: ties\n")
+    code = (
+        "import sys; from matsmerge.cli.main import run; "
+        "print(run(['merge', 'wrong.yaml', '-o', 'out']), 'matsmerge.cli.merge_command' in sys.modules)"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["1", "False"]
+    assert result.stderr.strip() == "error: wrong.yaml: unknown key 'bsae'; did you mean 'base'?"
+
+
+def test_the_help_of_a_command_does_not_look_at_recipes(mats: Run, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yaml").write_text("bsae: c\n")
+    code, out, _ = mats("merge", tmp_path / "wrong.yaml", "--help")
+    assert code == 0
+    assert "Usage" in out
+
+
+def test_a_wrong_option_names_the_help_to_read(mats: Run) -> None:
+    assert "see mats push --help" in mats("push", "--nope")[2]
+    assert "see mats --help" in mats("nope")[2]

@@ -7,10 +7,10 @@ import typer
 from pydantic import BaseModel, Field
 from typer.testing import CliRunner
 
-from matsmerge.cli.field_options import Options, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, option, takes_options
 
 
-class Some(Options):
+class Some(CommandOptions):
     panel = "Some of them"
 
     some_rate: float | None = option(flag="--rate", short="-r")

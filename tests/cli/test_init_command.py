@@ -30,7 +30,7 @@ def test_from_options(mats: Run, here: Path) -> None:
         "init", "tuned/a", "film=tuned/b", "--base", "c", "--method", "ties", "--heads", "head.*"
     )
     assert code == 0, err
-    assert "next: mats merge recipe.yaml --dry-run" in out
+    assert "next: mats merge recipe.yaml --out merged  # with --dry-run" in out
     assert yaml.safe_load((here / "recipe.yaml").read_text()) == {
         "base": "c",
         "models": [{"model": "tuned/a", "name": "a"}, {"model": "tuned/b", "name": "film"}],

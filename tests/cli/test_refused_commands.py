@@ -9,7 +9,7 @@ from torch import Tensor
 import matsmerge
 from matsmerge import lab
 from matsmerge.checkpoints.chat_templates import choose_template
-from matsmerge.engine.merge_inputs import fold_into
+from matsmerge.engine.merge_inputs import fold_adapter
 from matsmerge.errors import CheckpointError, OutputError, RecipeError
 from matsmerge.files.guarded_files import read_text
 from matsmerge.files.remote_names import mirror_path
@@ -100,7 +100,7 @@ def test_files_of_other_kinds(tmp_path: Path, models: list[Path]) -> None:
         matsmerge.open_checkpoint(other)
     first = matsmerge.open_checkpoint(models[0])
     with pytest.raises(CheckpointError, match="is a full model; expected MODEL.ADAPTER"):
-        fold_into(first, str(models[1]), "both")
+        fold_adapter(first, str(models[1]), "both")
     (tmp_path / "latin").write_bytes("Zürich".encode("latin-1"))
     with pytest.raises(RecipeError, match=r"byte 0xfc at position 1\); save it as UTF-8"):
         read_text(tmp_path / "latin", RecipeError)

@@ -19,7 +19,7 @@ _COMMANDS = (
     ("inspect", "one"),
 )
 _ENDS = {signal.SIGINT: (0, 130), signal.SIGTERM: (0, 143)}
-_GIVE_UP_SECONDS = 60
+_GIVE_UP_SECONDS = 600
 
 
 def drill_signals(yard: Path, place: Path, seed: int, num: int) -> Tally:

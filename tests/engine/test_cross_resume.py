@@ -14,7 +14,7 @@ from slow_commands import ending_note
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.output_folder import OutputFolder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.recipes.recipe import make_recipe
 
@@ -54,7 +54,7 @@ def test_a_killed_merge_goes_on_to_the_same_bytes(
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not killed.exists()
     assert staging_path(killed).exists()
-    prepared = prepare(make_recipe(recipe))
+    prepared = prepare_merge(make_recipe(recipe))
     first, again = Counting(), Counting()
     merge_to_folder(prepared, whole, RunOptions(first))
     merge_to_folder(prepared, killed, RunOptions(again, resume=True))

@@ -21,7 +21,7 @@ import matsmerge
 from matsmerge import Executor, ResourceError, SerialExecutor
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.recipes.recipe import make_recipe
 
 
@@ -152,8 +152,8 @@ def test_the_protocol_suffices_for_other_machines(
             "dtype": "float64",
         }
     )
-    merge_to_folder(prepare(recipe), tmp_path / "here")
-    merge_to_folder(prepare(recipe), tmp_path / "there", RunOptions(executor))
+    merge_to_folder(prepare_merge(recipe), tmp_path / "here")
+    merge_to_folder(prepare_merge(recipe), tmp_path / "there", RunOptions(executor))
     here, there = ((tmp_path / n / "model.safetensors").read_bytes() for n in ("here", "there"))
     assert here == there
 

@@ -12,9 +12,9 @@ from transformers.quantizers.auto import AutoQuantizationConfig
 
 import matsmerge
 from matsmerge import MatsError, Merged
-from matsmerge.checkpoints.scaled_floats import Scaled, encode
+from matsmerge.checkpoints.scaled_floats import Scaled, encode_fp8
 from matsmerge.checkpoints.source import open_checkpoint
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.recipes.recipe import make_recipe
 
 E4M3 = torch.float8_e4m3fn
@@ -48,7 +48,7 @@ def make_model(
     }
     for i in range(num_layers):
         name = f"model.layers.{i}.w.weight"
-        encoded, scales = encode(torch.randn(300, 301, generator=generator).bfloat16(), scaled)
+        encoded, scales = encode_fp8(torch.randn(300, 301, generator=generator).bfloat16(), scaled)
         state |= {
             name: encoded,
             f"{name}{scaled.ending}": scales.reshape(scaled.scales_of((300, 301)).shape),
@@ -98,7 +98,7 @@ def test_the_merge_is_encoded_as_the_inputs_are(
     found = written(out)
     assert set(found) == {"lm_head.weight", NAME, f"{NAME}{scaled.ending}"}
     assert torch.equal(found["lm_head.weight"], plain["lm_head.weight"].bfloat16())
-    encoded, scales = encode(plain[NAME], scaled)
+    encoded, scales = encode_fp8(plain[NAME], scaled)
     assert torch.equal(found[NAME].view(torch.uint8), encoded.view(torch.uint8))
     stored = found[f"{NAME}{scaled.ending}"]
     assert stored.dtype == scaled.scale_dtype
@@ -213,7 +213,7 @@ def test_memory_is_planned(tmp_path: Path) -> None:
         folder = tmp_path / f"{scaled.ending}{dtype}"
         model = str(make_model(folder, scaled, config, 1))
         recipe = make_recipe({"models": [model], "method": "average", "dtype": dtype})
-        return prepare(recipe).plan.peak_bytes(1)
+        return prepare_merge(recipe).plan.peak_bytes(1)
 
     plain = peak(BLOCKS, DEEPSEEK, "bfloat16")
     assert peak(BLOCKS, DEEPSEEK, "fp8") - plain == 3 * 4 * 128 * 301

@@ -21,7 +21,7 @@ import matsmerge
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import AlignmentError, StatisticsError
 from matsmerge.statistics.collection import Collection
-from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.collection_options import make_collection_options
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, UNROUTED, Origin, Statistics
 
 Run = Callable[..., tuple[int, str, str]]
@@ -165,7 +165,9 @@ def test_experts_that_only_held_out_examples_use_are_averaged() -> None:
     generator = torch.Generator().manual_seed(0)
     statistics = []
     for model in models:
-        collection = Collection(model, make_options(statistics="kfac", held_out=0.5), loss)
+        collection = Collection(
+            model, make_collection_options(statistics="kfac", held_out=0.5), loss
+        )
         with collection.running():
             for of, shape in ((MAIN, (1, 2)), (HELD_OUT, (4, 9))):
                 tokens = torch.randint(0, 24, shape, generator=generator)

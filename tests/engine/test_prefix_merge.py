@@ -42,7 +42,7 @@ import matsmerge
 from matsmerge.data.rows import read_data
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.progress import BYTES, Progress
 from matsmerge.recipes.recipe import make_recipe
@@ -457,7 +457,7 @@ def test_kfac_needs_statistics_of_all_models_or_of_none(small: Small) -> None:
     recipe = recipe_of(small.members, method=method)
     recipe["models"][0]["statistics"] = str(small.statistics[0])
     with pytest.raises(matsmerge.StatisticsError, match=r"m1: the method needs statistics \(kfac"):
-        prepare(make_recipe(recipe))
+        prepare_merge(make_recipe(recipe))
 
 
 def test_models_without_a_folder_cannot_be_run(bert: Family) -> None:
@@ -515,7 +515,7 @@ class Stopping(LocalExecutor):
 def test_an_interrupted_merge_goes_on_or_begins_anew(
     bert: Family, merged: State, tmp_path: Path
 ) -> None:
-    prepared = prepare(make_recipe(recipe_of(bert)))
+    prepared = prepare_merge(make_recipe(recipe_of(bert)))
     # One block's output for each token, with padding.
     num_tokens = sum(len(texts) * max(2 + len(t.split()) for t in texts) for texts in TEXTS)
     assert prepared.prefix is not None

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -150,6 +151,25 @@ def test_jobs_run_on_all_nodes(nodes: Any, tmp_path: Path) -> None:
     assert executor.max_bytes == 3 * executor.largest_job_bytes == 6 * 10**9
     assert len(list(executor.map(wait, map(work, range(6))))) == 6
     assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_cluster_that_is_not_there_is_said_at_once(
+    monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
+    """Ray itself would try the address for minutes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and nobody listens
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+
+        def refuse(*_: Any, **__: Any) -> None:
+            raise AssertionError("Ray was asked")
+
+        monkeypatch.setattr(ray, "init", refuse)
+        monkeypatch.setattr(ray, "is_initialized", lambda: False)
+        monkeypatch.setenv("RAY_ADDRESS", address if by_variable else "elsewhere:1")
+        with pytest.raises(ResourceError, match=f"Ray on {address} .*nobody answers there"):
+            _ = RayExecutor(None if by_variable else address).num_workers
 
 
 def test_what_a_job_raises_ends_it(nodes: Any) -> None:

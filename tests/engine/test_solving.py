@@ -19,7 +19,7 @@ from matsmerge import OutputError, RecipeError, SerialExecutor, StatisticsError
 from matsmerge.engine import output_folder, worker
 from matsmerge.engine.evidence import lowest_eigenvalue
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.files.whole_outputs import staging_path
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.statistics_file import open_statistics, save_statistics
@@ -81,7 +81,7 @@ def test_a_trajectory_is_several_models(folders: list[Path], tmp_path: Path) -> 
         }
     )
     trace = tmp_path / "trace.jsonl"
-    out = merge_to_folder(prepare(recipe), tmp_path / "out", RunOptions(trace=trace))
+    out = merge_to_folder(prepare_merge(recipe), tmp_path / "out", RunOptions(trace=trace))
     steps = matsmerge.merge(folders[1:], folders[0], "mats", trajectory=[2, 5, 40]).trajectory
     assert sorted(p.name for p in out.iterdir()) == [
         ".gitignore", ".paths.json", "iteration-2", "iteration-40", "iteration-5", "merge.json",
@@ -441,7 +441,7 @@ def test_memory_of_embeddings_is_not_that_of_a_matrix() -> None:
     recipe = make_recipe(
         {"models": ["m0", "m1"], "method": {"name": "regmean", "embeddings": True}}
     )
-    prepared = prepare(recipe, dict(zip(statistics, models, strict=True)), statistics)
+    prepared = prepare_merge(recipe, dict(zip(statistics, models, strict=True)), statistics)
     assert prepared.plan.peak_bytes(1) < 100e6
 
 
@@ -485,7 +485,7 @@ def test_a_trace_inside_the_output_is_refused(folders: list[Path], tmp_path: Pat
     )
     out = tmp_path / "out"
     with pytest.raises(matsmerge.OutputError, match="inside of the output"):
-        merge_to_folder(prepare(recipe), out, RunOptions(trace=out / "trace.jsonl"))
+        merge_to_folder(prepare_merge(recipe), out, RunOptions(trace=out / "trace.jsonl"))
 
 
 def test_statistics_inside_the_output_are_not_overwritten(

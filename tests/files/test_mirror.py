@@ -1,12 +1,13 @@
 """Paths that stand for remote files: small ones whole, weights empty."""
 
+import threading
 from pathlib import Path
 
 import pytest
 from faulty_store import FaultyStore, failing
 
 from matsmerge.files import mirror, remote_file
-from matsmerge.files.mirror import fetch_path, fetch_whole
+from matsmerge.files.mirror import each_at_once, fetch_path, fetch_whole
 from matsmerge.files.remote_names import mirror_path
 
 URL = "memory://bucket/model"
@@ -181,3 +182,22 @@ def test_a_stand_in_is_nothing_to_fetch_twice(folder: Path, store: FaultyStore) 
     fetch_whole(weights)
     assert store.requests["read"] == 0
     assert mirror.remote_file(weights) is None
+
+
+def test_remote_files_are_looked_at_several_at_once(store: FaultyStore, tmp_path: Path) -> None:
+    paths = [mirror_path(f"memory://bucket/{i}") for i in range(4)]
+    all_here, local = threading.Barrier(4), tmp_path / "local"
+
+    def look(path: Path) -> str:
+        if path == local:
+            return f"in {threading.current_thread().name}"
+        all_here.wait(60)  # it breaks if they come one after the other
+        if path == paths[2]:
+            raise OSError("gone")
+        return path.name
+
+    calls = each_at_once(look, [*paths, local])
+    assert [calls[i]() for i in (3, 1, 0)] == ["3", "1", "0"]
+    with pytest.raises(OSError, match="gone"):
+        calls[2]()
+    assert calls[4]() == f"in {threading.current_thread().name}"

@@ -14,7 +14,7 @@ from matsmerge.statistics.collection_run import check_output
 
 CHECKS: list[tuple[str, Callable[[Path], None]]] = [
     ("", lambda target: RunFolder(target).check()),
-    ("", lambda target: results_folder.check_target(target, overwrite=False)),
+    ("", lambda target: results_folder.check_results_target(target, overwrite=False)),
     (".safetensors", lambda target: check_output(target, overwrite=False, resume=False)),
     (".html", lambda target: Outputs(page=target).check(overwrite=False)),
 ]

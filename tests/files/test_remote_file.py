@@ -55,6 +55,18 @@ def test_blocks_are_fetched_once_by_whoever_comes_first(remote: RemoteFile) -> N
     assert FaultyStore.requests["read"] == 16
 
 
+def test_just_some_bytes_come_from_blocks_that_are_here(remote: RemoteFile) -> None:
+    read(remote, 100, 250)  # blocks 1 to 3
+    FaultyStore.ranges.clear()
+    for start, stop in ((64, 256), (70, 70), (70, 200), (255, 256)):
+        assert remote.read(start, stop) == CONTENT[start:stop]
+    assert not FaultyStore.ranges
+    for start, stop in ((0, 65), (200, 257), (900, 1000)):
+        assert remote.read(start, stop) == CONTENT[start:stop]
+    assert [found[1:] for found in FaultyStore.ranges] == [(0, 65), (200, 257), (900, 1000)]
+    assert sorted(int(path.name) for path in kept()) == [1, 2, 3]  # and no more blocks for that
+
+
 def test_forked_processes_share_them(remote: RemoteFile) -> None:
     list(remote_file.fetching().map(lambda i: read(remote, i, i + 1), range(0, 500, 64)))
     context = multiprocessing.get_context("fork")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from faulty_store import FaultyStore, failing
+from hub_server import hub_server
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from transformers import BertForSequenceClassification
 
@@ -18,7 +19,7 @@ import matsmerge
 from matsmerge import CheckpointError, OutputError, ResourceError
 from matsmerge.checkpoints import safetensors_header
 from matsmerge.checkpoints.fingerprint import fingerprint
-from matsmerge.files import remote_file, whole_outputs
+from matsmerge.files import remote_file, remote_store, whole_outputs
 from matsmerge.files.remote_names import mirror_path
 
 Save = Callable[..., Path]
@@ -191,6 +192,30 @@ def test_an_upload_that_breaks_off_is_continued(
     assert stored(store, "out")["merge.json"] == (local / "merge.json").read_bytes()
 
 
+@pytest.mark.parametrize("has_versions", [True, False])
+def test_other_models_do_not_continue_it(
+    models: list[Path],
+    store: FaultyStore,
+    save_model: Save,
+    make_state: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    has_versions: bool,
+) -> None:
+    """Known by their versions; in a store that has none, by what they hold."""
+    if not has_versions:
+        monkeypatch.setattr(remote_store, "_VERSIONS", ())
+    FaultyStore.fault = failing(1000, OSError("500"), "put")
+    with pytest.raises(ResourceError, match="writing memory://bucket/out/"):
+        matsmerge.merge(URLS, out="memory://bucket/out")
+    FaultyStore.fault = None
+    changed = "model.safetensors: was modified" if has_versions else "had other inputs, another"
+    put_folder(store, save_model("other", make_state(5)), "b")
+    remote_file.forget_blocks(f"{URLS[1]}/model.safetensors")
+    with pytest.raises(OutputError, match=changed):
+        matsmerge.merge(URLS, out="memory://bucket/out", resume=True)
+    assert not stored(store, "out")
+
+
 def test_an_output_is_only_replaced_if_it_is_ours(models: list[Path], store: FaultyStore) -> None:
     matsmerge.merge(URLS, out="memory://bucket/out")
     with pytest.raises(OutputError, match="memory://bucket/out: exists already; replace it"):
@@ -323,3 +348,25 @@ def test_a_file_of_a_web_server(models: list[Path], monkeypatch: pytest.MonkeyPa
         with pytest.raises(CheckpointError, match=r"whole.safetensors: .* sends whole files only"):
             matsmerge.open_checkpoint(f"{address}/whole.safetensors")
         server.shutdown()
+
+
+def test_a_repository_of_the_hub_by_ranges(
+    models: list[Path], monkeypatch: pytest.MonkeyPatch, save_model: Save
+) -> None:
+    """`hf://` reads what is needed and not the 5 MB after it, as the hub's file system would."""
+    large = save_model("large", {"w": torch.randn(1_000_000), "v": torch.randn(1_000_000)})
+    with hub_server(monkeypatch) as hub:
+        for name, folder in (("large", large), ("a", models[0]), ("b", models[1])):
+            hub.repos[f"owner/{name}"] = {p.name: p.read_bytes() for p in folder.iterdir()}
+        found = matsmerge.open_checkpoint("hf://owner/large/model.safetensors")
+        assert hub.ranges == [("model.safetensors", "bytes=0-32767")]
+        local = matsmerge.open_checkpoint(large)
+        assert fingerprint(found) == fingerprint(local)
+        assert len(hub.ranges) == 1 + 2 * 4
+        assert torch.equal(found["w"], local["w"])
+        made = matsmerge.merge(["hf://owner/a", "hf://owner/b"])
+        expected = matsmerge.merge(models)
+        names = matsmerge.open_checkpoint(models[0]).specs
+        assert all(torch.equal(made[name], expected[name]) for name in names)
+        with pytest.raises(CheckpointError, match="hf://owner/none/m.safetensors: no such file"):
+            matsmerge.open_checkpoint("hf://owner/none/m.safetensors")

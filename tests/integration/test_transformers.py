@@ -132,12 +132,12 @@ def test_output_dtype_and_shards(tmp_path: Path) -> None:
     assert AutoModelForCausalLM.from_pretrained(out).dtype == torch.bfloat16
 
     from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-    from matsmerge.engine.prepared_merge import prepare
+    from matsmerge.engine.prepared_merge import prepare_merge
     from matsmerge.recipes.recipe import make_recipe
 
     recipe = make_recipe({"models": list(map(str, paths)), "method": "average"})
     sharded = merge_to_folder(
-        prepare(recipe), tmp_path / "sharded", RunOptions(max_shard_bytes=6000)
+        prepare_merge(recipe), tmp_path / "sharded", RunOptions(max_shard_bytes=6000)
     )
     assert len(list(sharded.glob("model-*-of-*.safetensors"))) > 3
     whole = matsmerge.merge(paths)

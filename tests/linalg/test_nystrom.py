@@ -38,7 +38,6 @@ def test_directions_are_signs_that_never_change() -> None:
     assert set(omega.flatten().tolist()) == {1.0, -1.0}
     # Of the first words of Philox 4x64 with ten rounds, on any machine.
     assert "".join("+" if x > 0 else "-" for x in omega[:24, 0].tolist()) == FIRST_SIGNS
-    assert not torch.equal(omega, directions(70, 5, seed=1))
     # Fewer columns or rows are the first of more, also beyond a word of bits.
     assert torch.equal(directions(70, 3), omega[:, :3])
     assert torch.equal(directions(30, 5), omega[:30])

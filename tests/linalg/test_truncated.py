@@ -47,7 +47,7 @@ def test_products_and_numbers_are_those_of_the_dense_matrix(rank: int) -> None:
     torch.testing.assert_close(kept.raised(0.3).dense(), dense + 0.3 * torch.eye(9))
     torch.testing.assert_close((kept * 0.3).dense(), 0.3 * dense)
     assert kept.is_whole == (rank == 9)
-    torch.testing.assert_close(isotropic(4, 2.0).dense(), 2.0 * torch.eye(4).double())
+    torch.testing.assert_close(isotropic(4).dense(), torch.eye(4).double())
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])

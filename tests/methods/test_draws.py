@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from matsmerge.methods.draws import _CHUNK_ELEMENTS, LEVELS, draw
-from matsmerge.methods.site import Shares, Site, Task
+from matsmerge.methods.site import Shares, Site, SiteTask
 
 NUM = 3 * _CHUNK_ELEMENTS + 100
 
@@ -21,7 +21,7 @@ def read(start: int, stop: int, out: Tensor | None = None) -> Tensor:
 def drawn(
     start: int = 0, stop: int = NUM, seed: int = 0, model: str = "a", parameter: str = "w"
 ) -> NDArray[np.uint16]:
-    task = Task(model, 1.0, Shares(), start, stop, read)
+    task = SiteTask(model, 1.0, Shares(), start, stop, read)
     return draw(seed, Site(parameter, (NUM,), start, stop, (task,), read), task)
 
 

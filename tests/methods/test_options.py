@@ -9,7 +9,7 @@ from pydantic import Field, ValidationError
 
 from matsmerge.methods import METHODS
 from matsmerge.methods.objectives import OBJECTIVES
-from matsmerge.methods.options import Options, at_depth, table, written
+from matsmerge.methods.options import Options, at_depth, by_name, written
 from matsmerge.methods.solvers import SOLVERS
 
 
@@ -122,7 +122,7 @@ def test_schemas_say_that_numbers_may_be_lists() -> None:
 
 
 def test_tables_are_by_name() -> None:
-    assert table(Inner, Outer) == {"inner": Inner, "outer": Outer}
+    assert by_name(Inner, Outer) == {"inner": Inner, "outer": Outer}
 
 
 @pytest.mark.parametrize(

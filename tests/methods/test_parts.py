@@ -12,7 +12,7 @@ from matsmerge.methods.method import Method
 from matsmerge.methods.named import MatsKfac, RegMean
 from matsmerge.methods.objectives import OBJECTIVES
 from matsmerge.methods.objectives.from_weights import Tact
-from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.gram import GramObjective
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.parts import AnyMethod, Stage
 from matsmerge.methods.solvers import SOLVERS, ClosedForm, ConjugateGradients
@@ -42,11 +42,11 @@ METHOD: TypeAdapter[Method] = TypeAdapter(AnyMethod)
          MatsKfac(objective=Kfac(bias=False, equalize=True, ridge=0.03))),
         ({"name": "mats_kfac", "solver": {"iterations": 3}},
          MatsKfac(solver=ConjugateGradients(preconditioner="kronecker", iterations=3))),
-        ({"name": "mats_kfac", "objective": "gram"}, MatsKfac(objective=Gram())),
+        ({"name": "mats_kfac", "objective": "gram"}, MatsKfac(objective=GramObjective())),
         ({"name": "mats", "init": None, "objective": {}}, Mats()),
         # An init is any method, and may have an init itself.
         ({"name": "mats", "init": {"name": "regmean", "off_diagonal": 0.5}},
-         Mats(init=RegMean(objective=Gram(off_diagonal=0.5)))),
+         Mats(init=RegMean(objective=GramObjective(off_diagonal=0.5)))),
         ({"name": "mats", "init": {"name": "mats", "init": "ties", "solver": "closed_form"}},
          Mats(init=Mats(init=Ties(), solver=ClosedForm()))),
         ({"name": "mats", "stages": [{"iterations": 3}, {"objective": "kfac", "bias": True}]},

@@ -17,7 +17,7 @@ from matsmerge.linalg.operators import Paired, TruncatedProduct
 from matsmerge.linalg.triangle import pack_upper, unpack_upper
 from matsmerge.linalg.truncated import Truncated, truncate
 from matsmerge.methods.layer import Round
-from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.gram import GramObjective
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.objectives.objective import Evidence, Found, Part, Subject, View
 from matsmerge.methods.parts import Stage
@@ -366,5 +366,5 @@ def test_memory_goes_with_the_rank() -> None:
     whole = peak(stage)
     assert weights < few < more < whole / 4
     assert peak(stage, input_rank=1024, output_rank=2816) == whole
-    gram = Stage(objective=Gram(), solver=ConjugateGradients())
+    gram = Stage(objective=GramObjective(), solver=ConjugateGradients())
     assert peak(gram, input_rank=256) < peak(gram)

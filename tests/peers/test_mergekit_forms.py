@@ -66,6 +66,29 @@ RECIPES = {
     "breadcrumbs": "{merge_method: breadcrumbs, base_model: BASE, models: [{model: A, parameters: {weight: 0.6, "
     "density: 0.9, gamma: 0.01}}, {model: C, parameters: {weight: 0.4, density: 0.8, gamma: 0.02}}]}",
     "sce": "{merge_method: sce, base_model: BASE, models: [{model: A}, {model: B}, {model: C}], parameters: {select_topk: 0.5}}",
+    "weight-at-every-level": "{merge_method: linear, slices: [{sources: [{model: A, layer_range: [0, 2], parameters: {weight: 0.7}}, "
+    "{model: B, layer_range: [0, 2]}], parameters: {weight: 0.2}}, {sources: [{model: A, layer_range: [2, 4]}, {model: C, layer_range: "
+    "[2, 4], parameters: {weight: [{filter: mlp, value: 0}, {value: 2}]}}]}], parameters: {weight: 0.4, normalize: true}}",
+    "gradients-in-filters": "{merge_method: task_arithmetic, base_model: BASE, models: [{model: A, parameters: {weight: [{filter: v_proj, "
+    "value: [0.1, 0.9, 0.2]}, {filter: o_proj, value: [1, 0]}, {filter: lm_head, value: 0.1}, {filter: model.norm, value: 0.9}, "
+    "{value: [0.5, 0.25]}]}}, {model: B, parameters: {weight: [0, 0, 1, 1]}}], parameters: {normalize: false, lambda: [1, 0.5]}}",
+    "merge-keys": "{merge_method: ties, x: &w {weight: 0.5, density: 0.5}, base_model: BASE, models: [{model: A, parameters: *w}, "
+    "{model: B, parameters: {<<: *w, weight: 0.25}}]}",
+    "references": "{merge_method: task_arithmetic, base_model: {model: {path: BASE}}, models: [{model: {model: {path: A}}, "
+    "parameters: {weight: 1}}, {model: {model: {path: B}}, parameters: {weight: 5.0e-1}}]}",
+    "ties-adapter-on-the-base": "{merge_method: ties, base_model: A+LORA, models: [{model: B, parameters: {weight: 1, density: 0.5}}, "
+    "{model: C, parameters: {weight: 1, density: 0.5}}]}",
+    "dare-all-kept": "{merge_method: dare_ties, base_model: BASE, models: [{model: A, parameters: {density: 1.0, weight: [0, 0.3, 1]}}, "
+    "{model: B, parameters: {density: 1, weight: 0.5}}], parameters: {int8_mask: yes, rescale: off, normalize: no, lambda: 1.1}}",
+    "della-all-kept": "{merge_method: della_linear, base_model: BASE, models: [{model: A, parameters: {density: 1.0, weight: 0.5}}, {model: B, "
+    "parameters: {density: 1.0, weight: 0.4}}], parameters: {epsilon: 0.0, lambda: 1.05, normalize: true}}",
+    "breadcrumbs-ties": "{merge_method: breadcrumbs_ties, base_model: BASE, models: [{model: A, parameters: {weight: 0.3, density: 0.9, gamma: "
+    "0.03}}, {model: B, parameters: {weight: 0.7}}], parameters: {density: 0.8, gamma: 0.01, lambda: 0.9}}",
+    "multislerp": "{merge_method: multislerp, base_model: BASE, models: [{model: A, parameters: {weight: 0.3}}, {model: B, parameters: "
+    "{weight: 0.7}}, {model: C, parameters: {weight: 0.1}}], parameters: {normalize_weights: true, eps: 1e-8}}",
+    "ramplus": "{merge_method: ramplus_tl, base_model: BASE, models: [{model: A}, {model: B}, {model: C}], "
+    "parameters: {epsilon: 1e-5, r: 0.1, alpha: 0.2}}",
+    "arcee-fusion": "{merge_method: arcee_fusion, base_model: A, models: [{model: A}, {model: B}]}",
     "nearswap": "{merge_method: nearswap, base_model: A, models: [{model: A}, {model: B}], parameters: {t: 0.01}}",
 }  # fmt: skip
 

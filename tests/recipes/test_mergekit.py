@@ -9,7 +9,7 @@ from matsmerge import RecipeError
 from matsmerge.recipes.mergekit import from_mergekit
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.recipes.recipe_file import read_recipes
-from matsmerge.recipes.rules import make_rules
+from matsmerge.recipes.rules import check_patterns, make_rules
 from matsmerge.recipes.tokenizer_spec import TokenizerSpec
 
 NAMES = ["embed", "layers.0.mlp.w", "layers.0.self_attn.w", "layers.2.mlp.w", "norm"]
@@ -241,6 +241,10 @@ def test_modules_become_overrides() -> None:
     assert [rule.weights for rule in found[:3]] == [(3, 1), (1, 1), (1,)]
     assert found[3].method.only_model == "a"
     assert any("in no module" in note for note in notes)
+    # Of the names a module may have, one is enough; a module that is not there is an error.
+    assert check_patterns(recipe, names) == []
+    with pytest.raises(RecipeError, match=r"'\*vision_tower\*' matches no parameter"):
+        check_patterns(recipe, names[:2])
 
 
 def test_models_whose_filters_have_another_order() -> None:

@@ -146,6 +146,12 @@ def test_overrides_of_nothing(override: dict[str, Any], message: str) -> None:
 
 def test_overrides_of_something_are_not_spoken_of() -> None:
     assert check_patterns(recipe(layers=[0, 9]), LLAMA) == []
+    # A filter that is there in some parts of the layers need not be in all of them.
+    parts = [{"match": "*mlp*", "layers": at, "required": False} for at in ([0, 3], "after")]
+    both = recipe(match="*").model_dump(exclude_defaults=True) | {
+        "overrides": [part | {"method": {"scale": 0.5}} for part in parts]
+    }
+    assert check_patterns(make_recipe(both), LLAMA) == []
 
 
 @pytest.mark.parametrize(

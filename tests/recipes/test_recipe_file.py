@@ -96,6 +96,13 @@ def test_where_one_recipe_is_expected(tmp_path: Path) -> None:
     assert (recipe.name, notes) == ("a", [])
 
 
+def test_experts_are_not_merged(tmp_path: Path) -> None:
+    moe = {"base_model": "x", "experts": [{"source_model": "x", "positive_prompts": ["chat"]}]}
+    with pytest.raises(RecipeError, match="a recipe of mergekit-moe") as error:
+        read_recipes(write(tmp_path / "r.yaml", moe))
+    assert len(error.value.problems) == 1
+
+
 def test_mergekits_and_ours_in_one_file(tmp_path: Path) -> None:
     theirs = {
         "name": "a",

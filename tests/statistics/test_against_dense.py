@@ -13,7 +13,7 @@ from statistics_cases import CASES, Case, make_case
 from torch import Tensor, nn
 
 from matsmerge.statistics.collection import Collection
-from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.collection_options import make_collection_options
 from matsmerge.statistics.statistics import Map, Origin, Statistics
 
 EVERYTHING = ("gram", "kfac", "fisher", "block_fisher")
@@ -21,7 +21,7 @@ EVERYTHING = ("gram", "kfac", "fisher", "block_fisher")
 
 def gather(case: Case, size: int, padding: int = 0, **options: object) -> Statistics:
     collection = Collection(
-        case.model, make_options(**{"statistics": EVERYTHING} | options), case.predict
+        case.model, make_collection_options(**{"statistics": EVERYTHING} | options), case.predict
     )
     with collection.running():
         for batch in case.batches(size, padding):

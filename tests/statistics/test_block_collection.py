@@ -12,8 +12,10 @@ from safetensors.torch import save_file
 from tiny_models import (
     bert_config,
     gpt2_config,
+    gpt_oss_config,
     llama_config,
     make_tokenizer,
+    mixtral_config,
     save,
     t5_config,
     vit_config,
@@ -26,7 +28,9 @@ from transformers import (
     BertForSequenceClassification,
     BertModel,
     GPT2LMHeadModel,
+    GptOssForCausalLM,
     LlamaForCausalLM,
+    MixtralForCausalLM,
     ResNetConfig,
     ResNetForImageClassification,
     SwinConfig,
@@ -39,10 +43,14 @@ from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.data.rows import read_data
 from matsmerge.errors import DataError, OutputError, RecipeError, ResourceError
 from matsmerge.models.streamed_model import EMPTY, StreamedModel
-from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.collection_options import make_collection_options
 from matsmerge.statistics.collection_run import Output
 from matsmerge.statistics.prepared_blocks import PreparedBlocks, prepare_blocks, prepare_within
-from matsmerge.statistics.prepared_collection import Choice, PreparedCollection, prepare
+from matsmerge.statistics.prepared_collection import (
+    ExampleChoice,
+    PreparedCollection,
+    prepare_collection,
+)
 from matsmerge.statistics.statistics import Statistics
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task_file import TaskFile
@@ -66,6 +74,12 @@ KINDS = {
     ),
     "llama": Kind(
         lambda: LlamaForCausalLM(llama_config()), [{"text": f"{t} a"} for t in TEXTS], 1e-5
+    ),
+    "mixtral": Kind(
+        lambda: MixtralForCausalLM(mixtral_config()), [{"text": f"{t} a"} for t in TEXTS], 1e-5
+    ),
+    "gpt_oss": Kind(
+        lambda: GptOssForCausalLM(gpt_oss_config()), [{"text": f"{t} a"} for t in TEXTS], 1e-5
     ),
     "gpt2": Kind(lambda: GPT2LMHeadModel(gpt2_config()), [{"text": f"{t} a"} for t in TEXTS]),
     "t5": Kind(
@@ -118,13 +132,13 @@ class Case:
     options: dict[str, Any]
 
     def prepared(self, batch_size: int = 2, **loading: Any) -> PreparedCollection:
-        options = make_options(**self.options)
+        options = make_collection_options(**self.options)
         file = TaskFile(task=self.kind.task, head=loading.pop("head", None))
         loaded = load_model(
             self.folder / "model", file, need_targets=options.wants_targets, **loading
         )
         data = read_data(self.folder / "data.jsonl")
-        return prepare(loaded, data, options, Choice(batch_size=batch_size))
+        return prepare_collection(loaded, data, options, ExampleChoice(batch_size=batch_size))
 
     def blocks(self, batch_size: int = 2, **loading: Any) -> PreparedBlocks:
         return prepare_blocks(self.prepared(batch_size, device_map=EMPTY, **loading))

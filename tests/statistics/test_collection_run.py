@@ -17,7 +17,7 @@ import matsmerge
 from matsmerge.statistics.partial_file import partial_path
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Statistics
 from matsmerge.statistics.statistics_file import open_statistics, save_statistics
-from matsmerge.statistics.statistics_sum import combine
+from matsmerge.statistics.statistics_sum import combine_statistics
 
 EVERYTHING = "gram,kfac,fisher,block_fisher"
 
@@ -56,7 +56,7 @@ def test_shards_combine_to_one_pass(case: Case, tmp_path: Path) -> None:
     for i, shard in enumerate((batches[:1], batches[1:3], batches[3:])):
         save_statistics(gather(case, shard), tmp_path / f"{i}.safetensors", "float64")
         parts.append(open_statistics(tmp_path / f"{i}.safetensors"))
-    assert_equal(combine(parts), gather(case))
+    assert_equal(combine_statistics(parts), gather(case))
 
 
 def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from sketched_models import RANK, Batch, collect, make_batches, make_model
 from torch import nn
 
 import matsmerge
-from matsmerge.statistics.compression import compress
+from matsmerge.statistics.compression import compress_statistics
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Statistics
 from matsmerge.statistics.statistics_file import save_statistics
-from matsmerge.statistics.statistics_sum import combine
+from matsmerge.statistics.statistics_sum import combine_statistics
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def _are_the_same(ours: Statistics, expected: Statistics, atol: float = 1e-9) ->
 def test_whole_moments(model: nn.Module, batches: list[Batch], rank: int) -> None:
     full = collect(model, batches, "full", held_out=0.3)
     expected = collect(model, batches, rank, held_out=0.3)
-    ours = compress(full, rank)
+    ours = compress_statistics(full, rank)
     _are_the_same(ours, expected)
     for of in (MAIN, HELD_OUT):
         found = [s.truncated_gram("first", of, bias=True) for s in (ours, expected)]
@@ -49,18 +49,18 @@ def test_whole_moments(model: nn.Module, batches: list[Batch], rank: int) -> Non
 
 def test_sketches_of_a_higher_rank(model: nn.Module, batches: list[Batch]) -> None:
     higher = collect(model, batches, RANK + 2)
-    _are_the_same(compress(higher, RANK), collect(model, batches))
+    _are_the_same(compress_statistics(higher, RANK), collect(model, batches))
     with pytest.raises(matsmerge.StatisticsError, match=r"rank 16, which know nothing .* below 16"):
-        compress(higher, RANK + 2)
+        compress_statistics(higher, RANK + 2)
     with pytest.raises(matsmerge.StatisticsError, match="sketch of rank 99 is smaller than"):
-        compress(collect(model, batches, "full"), 99)
+        compress_statistics(collect(model, batches, "full"), 99)
 
 
 def test_they_add_up_with_collected_ones(
     model: nn.Module, batches: list[Batch], tmp_path: Path
 ) -> None:
     out = tmp_path / "s.safetensors"
-    save_statistics(compress(collect(model, batches[:2], "full"), RANK), out, "float64")
+    save_statistics(compress_statistics(collect(model, batches[:2], "full"), RANK), out, "float64")
     others = collect(model, batches[2:])
-    added = combine([matsmerge.open_statistics(out), others])
-    _are_the_same(added, combine([collect(model, batches[:2]), others]))
+    added = combine_statistics([matsmerge.open_statistics(out), others])
+    _are_the_same(added, combine_statistics([collect(model, batches[:2]), others]))

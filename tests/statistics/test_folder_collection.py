@@ -44,7 +44,7 @@ def test_a_folder_and_a_task_file_are_as_on_the_command_line(place: Path, mats: 
     arguments = ("--task", place / "task.yaml", "--statistics", "kfac", "--num-examples", 4)
     code, said, err = mats("collect", place / "model", *arguments, "--out", out)
     assert code == 0, err
-    assert "the model answers" in said
+    assert "the model is right on" in said
     line = said.splitlines()[-1]
     assert line == (
         f"next: mats merge {place / 'model'} MODEL2 --base BASE --method mats_kfac "

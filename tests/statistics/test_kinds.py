@@ -11,8 +11,8 @@ from test_resuming import interrupted
 from torch import Tensor, nn
 
 import matsmerge
-from matsmerge.statistics.collection_options import make_options
-from matsmerge.statistics.kinds import KINDS, arrays_of, includes, table
+from matsmerge.statistics.collection_options import make_collection_options
+from matsmerge.statistics.kinds import KINDS, arrays_of, includes, kinds_by_name
 from matsmerge.statistics.kinds.statistic import (
     Arrays,
     GradientStatistic,
@@ -22,7 +22,7 @@ from matsmerge.statistics.kinds.tensor_sum import TensorStatistic, TensorSum
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.statistics import Statistics
-from matsmerge.statistics.statistics_sum import combine
+from matsmerge.statistics.statistics_sum import combine_statistics
 
 
 class AbsoluteSum(TensorSum):
@@ -119,7 +119,7 @@ def test_new_kinds_go_with_the_others_into_files_and_sums(case: Case, tmp_path: 
     assert read.header == whole.header
     assert all(torch.equal(read.arrays[key], whole.arrays[key]) for key in whole.arrays.specs)
     halves = [collect(case, half, kinds) for half in (batches[:2], batches[2:])]
-    added, expected = combine(halves, force=True), collect(case, batches, kinds)
+    added, expected = combine_statistics(halves, force=True), collect(case, batches, kinds)
     for key in expected.arrays.specs:
         torch.testing.assert_close(added.arrays[key], expected.arrays[key])
 
@@ -129,7 +129,7 @@ def test_arrays_have_one_kind() -> None:
         arrays: ClassVar[Arrays] = {"mean": ("full",)}
 
     with pytest.raises(AssertionError, match="have an array named mean"):
-        table(*KINDS.values(), Other())
+        kinds_by_name(*KINDS.values(), Other())
 
 
 def test_a_sum_that_counts_no_rows_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,4 +165,4 @@ def test_kfac_includes_gram() -> None:
 )
 def test_wrong_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(matsmerge.RecipeError, match=message):
-        make_options(**options)
+        make_collection_options(**options)

@@ -12,7 +12,7 @@ from transformers import BertForSequenceClassification
 
 from matsmerge.statistics.marks import Marks, marks_of
 from matsmerge.statistics.statistics_file import open_statistics
-from matsmerge.statistics.statistics_sum import combine
+from matsmerge.statistics.statistics_sum import combine_statistics
 from matsmerge.tasks.prediction import Prediction
 
 LABELS = ["a", "b", "c"]
@@ -108,7 +108,7 @@ def test_a_merge_names_the_poor_model_before_it_begins(tmp_path: Path, mats: Any
         f"poor is a poor model: of the 60 examples its statistics are of it gets {marks[1].accuracy:.0%}"
     )
     assert "`mats advise` says how much weight" in note
-    both = combine(
+    both = combine_statistics(
         [open_statistics(p / "statistics.safetensors") for p in (good, poor)], force=True
     )
     assert both.header.sets["main"].marks == marks[0] + marks[1]

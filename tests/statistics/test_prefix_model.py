@@ -31,10 +31,10 @@ from transformers import (
 
 import matsmerge
 from matsmerge.data.rows import Data
-from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.collection_options import make_collection_options
 from matsmerge.statistics.joined_statistics import put_together, with_own
 from matsmerge.statistics.prefix_model import PrefixModel
-from matsmerge.statistics.prepared_collection import Choice, prepare
+from matsmerge.statistics.prepared_collection import ExampleChoice, prepare_collection
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Map, Origin, Statistics, in_memory
 from matsmerge.statistics.task_data import TaskData
 from matsmerge.tasks.batch import Batch
@@ -43,7 +43,7 @@ from matsmerge.tasks.task import Encoded, Task
 from matsmerge.tasks.task_file import TaskFile
 
 SENTENCES = ["a b c", "d", "e f g h", "b a", "c c d a e", "p o n m"]
-GRAM = make_options(statistics="gram")
+GRAM = make_collection_options(statistics="gram")
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,10 @@ def load(kind: Kind, folder: Path, seed: int = 0, **choice: Any) -> tuple[Loaded
 
 
 def task_data(loaded: LoadedModel, data: Data, held_out: float = 0.0, **choice: Any) -> TaskData:
-    options = make_options(statistics="gram", held_out=held_out)
-    prepared = prepare(loaded, data, options, Choice(**{"batch_size": 4} | choice))
+    options = make_collection_options(statistics="gram", held_out=held_out)
+    prepared = prepare_collection(
+        loaded, data, options, ExampleChoice(**{"batch_size": 4} | choice)
+    )
     return TaskData(loaded.task, prepared.batches, prepared.model, prepared.data)
 
 
@@ -238,7 +240,7 @@ def test_with_one_model_it_is_what_collect_gives(name: str, tmp_path: Path) -> N
     """Nothing merged, all sections put together: the same header and the same numbers."""
     kind = KINDS[name]
     loaded, data = load(kind, tmp_path, held_out=0.3)
-    options = make_options(statistics="gram", held_out=0.3)
+    options = make_collection_options(statistics="gram", held_out=0.3)
     running = PrefixModel(loaded.model, data.first(3))
     parts = []
     for section in running.outline.sections:
@@ -246,7 +248,7 @@ def test_with_one_model_it_is_what_collect_gives(name: str, tmp_path: Path) -> N
         if section.block is not None:
             running.advance(section, data)
     rows = write_rows(tmp_path / "data.jsonl", kind.rows)
-    prepared = prepare(loaded, rows, options, Choice(batch_size=4))
+    prepared = prepare_collection(loaded, rows, options, ExampleChoice(batch_size=4))
     with prepared.collection.running():
         for to, batch in prepared.batches:
             prepared.collection.add(loaded.task.collate(batch), to)
@@ -293,7 +295,12 @@ def test_the_output_factors_are_the_models_own(tmp_path: Path) -> None:
     rows = [{"text": t, "label": i % 3} for i, t in enumerate(SENTENCES)]
     again = load_model(tmp_path / "0")
     own_data = write_rows(tmp_path / "own.jsonl", rows)
-    kfac = prepare(again, own_data, make_options(statistics="kfac,fisher"), Choice(batch_size=4))
+    kfac = prepare_collection(
+        again,
+        own_data,
+        make_collection_options(statistics="kfac,fisher"),
+        ExampleChoice(batch_size=4),
+    )
     with kfac.collection.running():
         for to, batch in kfac.batches:
             kfac.collection.add(again.task.collate(batch), to)

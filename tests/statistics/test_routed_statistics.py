@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
 from matsmerge.statistics.statistics import UNROUTED, Statistics
-from matsmerge.statistics.statistics_sum import combine
+from matsmerge.statistics.statistics_sum import combine_statistics
 
 Rows = dict[tuple[str, int], list[Tensor]]  # by fused parameter and expert
 
@@ -159,7 +159,7 @@ def test_parts_of_the_data_add_up() -> None:
     whole = gather(case, 2)
     parts = [gather(_with(case, i), 2) for i in (slice(0, 1), slice(1, None))]
     assert parts[0].header.without["kfac"] != parts[1].header.without["kfac"]
-    assert_equal(combine(parts, force=True), whole)
+    assert_equal(combine_statistics(parts, force=True), whole)
 
 
 def _with(case: Case, chosen: slice) -> Case:

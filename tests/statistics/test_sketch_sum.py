@@ -18,12 +18,12 @@ import matsmerge
 from matsmerge.linalg.nystrom import directions
 from matsmerge.linalg.truncated import truncate
 from matsmerge.statistics.collection import Collection
-from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.collection_options import make_collection_options
 from matsmerge.statistics.compression import finish
 from matsmerge.statistics.kinds.sketch_sum import SketchSum
 from matsmerge.statistics.statistics import HELD_OUT, Origin, Sketching, Statistics, in_memory
 from matsmerge.statistics.statistics_file import save_statistics
-from matsmerge.statistics.statistics_sum import add_up, combine
+from matsmerge.statistics.statistics_sum import add_up, combine_statistics
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_sums_are_wide_until_they_are_finished(model: nn.Module, batches: list[B
 def _unfinished(
     model: nn.Module, batches: Sequence[Any], rank: int = LOW, statistics: str = "kfac"
 ) -> Statistics:
-    options = make_options(statistics=statistics, rank=rank)
+    options = make_collection_options(statistics=statistics, rank=rank)
     own = Collection(model, options, loss if statistics == "kfac" else None)
     origin = Origin(name="x", fingerprint="")
     with own.running():
@@ -277,7 +277,7 @@ def test_files_add_up(model: nn.Module, batches: list[Batch], tmp_path: Path, dt
         out = tmp_path / f"{i}.safetensors"
         collect(model, some, LOW, out=out, dtype=dtype)
         parts.append(matsmerge.open_statistics(out))
-    added = combine(parts)
+    added = combine_statistics(parts)
     assert added.header.sketching == whole.header.sketching
     assert added.header.sets == whole.header.sets
     relative = 1e-9 if dtype == "float64" else 0.02
@@ -338,7 +338,7 @@ def test_parts_in_which_other_maps_share_an_input() -> None:
         assert [len(part.stored("inputs/plain")) for part in found] == [41, 40]
     whole = matsmerge.collect(model, batches, "gram")
     for order in (1, -1):
-        added, wide = combine(parts[::order]), add_up(sums[::order])
+        added, wide = combine_statistics(parts[::order]), add_up(sums[::order])
         assert not added.has("mean/plain")
         for module, bias in (("plain", False), ("biased", False), ("biased", True)):
             ours, expected = (s.gram(module, bias=bias) for s in (added, whole))
@@ -356,7 +356,7 @@ def test_what_cannot_be_added(model: nn.Module, batches: list[Batch]) -> None:
         (full, "rank 14 and second moments in full"),
     ):
         with pytest.raises(matsmerge.StatisticsError, match=message) as caught:
-            combine([ours, theirs], force=True)
+            combine_statistics([ours, theirs], force=True)
         assert len(caught.value.problems) == 1
 
 

@@ -15,7 +15,7 @@ import matsmerge
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.statistics.statistics import check_belongs
 from matsmerge.statistics.statistics_file import is_statistics_file, open_statistics
-from matsmerge.statistics.statistics_sum import combine
+from matsmerge.statistics.statistics_sum import combine_statistics
 
 KEY = "matsmerge_statistics"
 
@@ -144,17 +144,17 @@ def test_another_model_is_refused(file: Path, model: nn.Linear, tmp_path: Path) 
         check_belongs(statistics, InMemoryCheckpoint("other", other))
     foreign = matsmerge.collect(other, [torch.randn(5, 3)])
     with pytest.raises(matsmerge.StatisticsError, match="different models.*--force"):
-        combine([statistics, foreign])
-    assert combine([statistics, foreign], force=True).header.num_examples == 10
+        combine_statistics([statistics, foreign])
+    assert combine_statistics([statistics, foreign], force=True).header.num_examples == 10
     differently = matsmerge.collect(model, [torch.randn(5, 3)], bias=False)
     with pytest.raises(matsmerge.StatisticsError, match="bias is True and False"):
-        combine([statistics, differently], force=True)
+        combine_statistics([statistics, differently], force=True)
 
 
 def test_what_does_not_add_up_is_refused(file: Path, tmp_path: Path) -> None:
     other = matsmerge.collect(nn.Linear(4, 2), [torch.randn(5, 4)])
     with pytest.raises(matsmerge.StatisticsError, match="different shapes"):
-        combine([open_statistics(file), other], force=True)
+        combine_statistics([open_statistics(file), other], force=True)
 
 
 def test_float16_is_too_narrow(model: nn.Linear, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from matsmerge.adapters.adapter import Adapter
 from matsmerge.adapters.adapter_folder import Fitted, fit
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
-from matsmerge.checkpoints.companions import read_json
+from matsmerge.checkpoints.companions import read_object
 from matsmerge.checkpoints.recent_value import RecentValue
 from matsmerge.checkpoints.scaled_floats import Scaled
 from matsmerge.errors import CheckpointError
@@ -189,7 +189,7 @@ def weights_of_another_base(adapted: AdaptedCheckpoint) -> list[str]:
 
 def _tied_by_config(base: Checkpoint) -> list[str]:
     path = base.folder / "config.json" if base.folder else Path()
-    config = read_json(path) if path.is_file() else {}
+    config = read_object(path) if path.is_file() else {}
     classes = str(config.get("architectures"))
     has_output = re.search("CausalLM|LMHead|ConditionalGeneration|MaskedLM", classes)
     if not config.get("tie_word_embeddings") or not has_output:

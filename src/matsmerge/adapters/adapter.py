@@ -46,7 +46,7 @@ def regular_expressions(value: V) -> V:
 
 
 @dataclass(frozen=True)
-class LowRank:
+class LowRankChange:
     """Tensors with a weight's change B A, and the factor on it."""
 
     a: str
@@ -59,7 +59,7 @@ class LowRank:
 class Change:
     """What becomes of one parameter, as it is stored; names are those of the adapter's tensors."""
 
-    low_rank: LowRank | None = None
+    low_rank: LowRankChange | None = None
     added: str | None = None  # a vector to add, `scaling` times
     added_scaling: float = 1.0
     factors: str | None = None  # (IA)^3's vector, or DoRA's magnitudes
@@ -114,7 +114,7 @@ class AdapterKind(ABC):
         """What becomes of a module's parameters in the base; a ValueError says what is unfit."""
 
     def factors(
-        self, adapter: Checkpoint, change: LowRank, dtype: torch.dtype
+        self, adapter: Checkpoint, change: LowRankChange, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         """B, scaled, and A as matrices, whose product is added to a weight (out, in)."""
         b = adapter[change.b].to(dtype).flatten(1) * change.scaling

@@ -12,7 +12,7 @@ from matsmerge.adapters.ia3 import IA3
 from matsmerge.adapters.lora import Lora
 from matsmerge.checkpoints.alignment import match_prefix
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.companions import read_json
+from matsmerge.checkpoints.companions import read_object
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import parse_as
@@ -36,7 +36,7 @@ def is_adapter(folder: Path | None) -> bool:
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """The configuration in an adapter's folder; all that cannot be done with it is said."""
     path = folder / CONFIG
-    content = read_json(path)
+    content = read_object(path)
     found = str(content.get("peft_type"))
     kind = next((kind for kind in ADAPTER_KINDS.values() if kind.peft_type == found), None)
     if kind is None:

@@ -23,14 +23,14 @@ from matsmerge.adapters.adapter import (
     AdapterContent,
     AdapterKind,
     Change,
-    LowRank,
+    LowRankChange,
     check_length,
     named_targets,
     regular_expressions,
 )
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 
-DEFAULT_RANK = 8
+DEFAULT_LORA_RANK = 8
 
 # Initialisations after which the base is another model than the one that is stored.
 _CHANGES_BASE = ("pissa", "corda", "olora", "loftq", "lora_ga")
@@ -62,8 +62,8 @@ _DEFAULTS: Mapping[str, Any] = {
     "lora_ga_config": None,
 }
 
-Rank = Annotated[int, Field(ge=1, lt=2**31)]
-Factor = Annotated[float, Field(gt=0, lt=1e9)]
+LoraRank = Annotated[int, Field(ge=1, lt=2**31)]
+ScaleFactor = Annotated[float, Field(gt=0, lt=1e9)]
 
 
 class LoraContent(AdapterContent):
@@ -72,10 +72,12 @@ class LoraContent(AdapterContent):
     use_dora: bool | None = None
     use_rslora: bool | None = None
     bias: str | None = None
-    r: Rank
-    lora_alpha: Factor
-    rank_pattern: Annotated[dict[str, Rank], AfterValidator(regular_expressions)] | None = None
-    alpha_pattern: Annotated[dict[str, Factor], AfterValidator(regular_expressions)] | None = None
+    r: LoraRank
+    lora_alpha: ScaleFactor
+    rank_pattern: Annotated[dict[str, LoraRank], AfterValidator(regular_expressions)] | None = None
+    alpha_pattern: Annotated[dict[str, ScaleFactor], AfterValidator(regular_expressions)] | None = (
+        None
+    )
 
 
 class Lora(AdapterKind):
@@ -157,7 +159,7 @@ class Lora(AdapterKind):
         options: Mapping[str, Any],
         given: Mapping[str, Any],
     ) -> Any:
-        rank = options["rank"] or DEFAULT_RANK
+        rank = options["rank"] or DEFAULT_LORA_RANK
         return peft.LoraConfig(r=rank, lora_alpha=options["alpha"] or 2 * rank, **given)
 
 
@@ -180,11 +182,11 @@ def _of_module(config: AdapterConfig, module: str, patterns: str, otherwise: str
     return config.content[otherwise]
 
 
-def low_rank_of(adapter: Adapter, module: str) -> LowRank:
+def low_rank_of(adapter: Adapter, module: str) -> LowRankChange:
     """The change of a module's weight."""
     parts, config = adapter.modules[module], adapter.config
     a, b = parts.get("A") or parts["embedding_A"], parts.get("B") or parts["embedding_B"]
-    return LowRank(a, b, rank_of(config, module), scaling_of(config, module))
+    return LowRankChange(a, b, rank_of(config, module), scaling_of(config, module))
 
 
 def _matrix_shape(shape: Sequence[int]) -> tuple[int, int]:

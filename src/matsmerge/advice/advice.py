@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from matsmerge.advice.answers import Answers
 from matsmerge.notebook_table import notebook_table
+from matsmerge.problems import counted
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.recipe_file import recipe_text
 
@@ -57,8 +58,8 @@ class Advice:
     arguments: Mapping[str, Any]  # `matsmerge.merge(models, base, **arguments)` does the same
 
     def __repr__(self) -> str:
-        num = len(self.warnings)
-        return f"<Advice {', '.join(self.models)}: {self.recipe.method.name}, {num} warnings>"
+        found = counted(self.warnings, "warning")
+        return f"<Advice {', '.join(self.models)}: {self.recipe.method.name}, {found}>"
 
     def _repr_html_(self) -> str:
         found = {f"{i + 1}. {f.subject} ({f.level})": f.text for i, f in enumerate(self.findings)}

@@ -11,11 +11,11 @@ from matsmerge.advice.advice import Advice, Finding, LayerFigures, ModelFigures
 from matsmerge.advice.answers import Answers, answer, ask
 from matsmerge.advice.expectations import expect
 from matsmerge.advice.fisher_sizes import fisher_sizes
-from matsmerge.advice.opened_models import OpenedModels, Subject, open_models
+from matsmerge.advice.opened_models import AdviceSubject, OpenedModels, open_models
 from matsmerge.advice.own_layers import find_fresh, in_modules, make_patterns
 from matsmerge.advice.proposal import Candidate, Situation, candidates, propose_weights
 from matsmerge.advice.task_vectors import TaskVectors, measure_task_vectors
-from matsmerge.engine.prepared_merge import PreparedMerge, prepare
+from matsmerge.engine.prepared_merge import PreparedMerge, prepare_merge
 from matsmerge.errors import DataError, MatsError
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.problems import noted
@@ -23,7 +23,7 @@ from matsmerge.progress import Progress
 from matsmerge.recipes.recipe import make_recipe
 
 
-def give_advice(subject: Subject, num_examples: int, progress: Progress) -> Advice:
+def give_advice(subject: AdviceSubject, num_examples: int, progress: Progress) -> Advice:
     """Advice on a merge; of each model's data so many examples are looked at."""
     opened = open_models(subject)
     answers, notes = _ask_all(opened, num_examples, progress)
@@ -135,7 +135,7 @@ def _plan(
         if isinstance(place := places.get(name), (str, Path)):
             entry["statistics"] = str(place)
     recipe = make_recipe(subject.recipe(models=list(entries.values()), **options))
-    prepared = prepare(recipe, subject.sources, places)
+    prepared = prepare_merge(recipe, subject.sources, places)
     arguments = options | {"weights": list(weights.values())}
     if subject.ignore_tokenizers:
         arguments["ignore_tokenizers"] = True

@@ -45,7 +45,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PreparedModel:
     """A model that was loaded, and examples encoded for it; nothing has been run."""
 
     loaded: LoadedModel
@@ -53,12 +53,12 @@ class Asked:
     notes: tuple[str, ...]
 
 
-def choose_rows(num_rows: int, num: int, seed: int = 0) -> list[int]:
+def choose_rows(num_rows: int, num: int) -> list[int]:
     """Rows at random, in order: of a file sorted by label, the first ones have one label."""
-    return sorted(random.Random(seed).sample(range(num_rows), min(num, num_rows)))
+    return sorted(random.Random(0).sample(range(num_rows), min(num, num_rows)))
 
 
-def ask(source: str, described: TaskFile, rows: Data, num: int, kept: KeptBase) -> Asked:
+def ask(source: str, described: TaskFile, rows: Data, num: int, kept: KeptBase) -> PreparedModel:
     """Load a model and encode examples; labels are used where there are some that can be read."""
     loaded = load_model(source, described, need_targets=False, kept=kept)
     numbers = choose_rows(len(rows), num)
@@ -71,14 +71,14 @@ def ask(source: str, described: TaskFile, rows: Data, num: int, kept: KeptBase) 
             examples = encode_all(
                 with_labels, rows, described.columns, numbers, wordings=described.wordings
             )
-            return Asked(replace(loaded, task=with_labels), examples, tuple(notes))
+            return PreparedModel(replace(loaded, task=with_labels), examples, tuple(notes))
         except DataError as error:
             notes.append(f"the labels were not used: {error.problems[0]}")
     examples = encode_all(task, rows, described.columns, numbers, wordings=described.wordings)
-    return Asked(loaded, examples, tuple(notes))
+    return PreparedModel(loaded, examples, tuple(notes))
 
 
-def answer(asked: Asked, progress: Progress) -> Answers:
+def answer(asked: PreparedModel, progress: Progress) -> Answers:
     """Run the model; every example counts the same, or of text every token."""
     model, task = asked.loaded.model, asked.loaded.task
     model.eval()

@@ -48,7 +48,7 @@ def expect(method: str, change: float) -> Iterator[Finding]:
     yield Finding(
         "expectation",
         "note",
-        f"In our suite {suite.name}, whose models moved about as far ({suite.change:.0%}), {known} "
-        f"of the separate models' accuracy, averaging {suite.kept['average']:.0f} %. Check the "
-        "result on your own tasks (mats evaluate).",
+        f"In our suite {suite.name}, whose models moved most nearly as far (a typical matrix by "
+        f"{suite.change:.0%} of its norm), {known} of the separate models' accuracy, averaging "
+        f"{suite.kept['average']:.0f} %. Check the result on your own tasks (mats evaluate).",
     )

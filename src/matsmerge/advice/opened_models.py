@@ -8,26 +8,26 @@ from typing import Any
 from matsmerge.advice.advice import Finding
 from matsmerge.advice.own_layers import find_unshared, make_patterns, name_tables
 from matsmerge.checkpoints.alignment import Alignment, align
-from matsmerge.checkpoints.companions import read_json
+from matsmerge.checkpoints.companions import read_object
 from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.tokenizers import digest_files
-from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
+from matsmerge.checkpoints.vocabularies import TokenizerComparison, compare_tokenizers
 from matsmerge.data.rows import Data
 from matsmerge.engine.evidence import StatisticsSource, find_beside
-from matsmerge.engine.merge_inputs import Inputs, gather_inputs
+from matsmerge.engine.merge_inputs import MergeInputs, gather_inputs
 from matsmerge.errors import DataError, RecipeError, StatisticsError
 from matsmerge.problems import listed, noted
 from matsmerge.recipes.recipe import make_recipe
 from matsmerge.statistics.kinds import KINDS, includes
 from matsmerge.statistics.statistics import Statistics, check_belongs
 from matsmerge.statistics.statistics_file import open_statistics
-from matsmerge.tasks.causal_lm import CausalLM
+from matsmerge.tasks.kinds import continues_input
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile
 
 
 @dataclass(frozen=True)
-class Subject:
+class AdviceSubject:
     """What advice is wanted on."""
 
     models: Mapping[str, Source]  # by name
@@ -61,8 +61,8 @@ class Subject:
 class OpenedModels:
     """Models that fit together, and all that was given with them."""
 
-    subject: Subject
-    inputs: Inputs
+    subject: AdviceSubject
+    inputs: MergeInputs
     alignment: Alignment
     names: frozenset[str]  # of all parameters, in whichever model
     unshared: tuple[str, ...]  # parameters that belong to one task alone, by headers
@@ -86,11 +86,11 @@ class OpenedModels:
         path = None if base is None or base.folder is None else base.folder / "config.json"
         if path is None or not path.is_file():
             return False
-        found = read_json(path).get("architectures") or [""]
-        return str(found[0]).endswith(CausalLM.architectures)
+        found = read_object(path).get("architectures") or [""]
+        return continues_input(str(found[0]))
 
 
-def open_models(subject: Subject) -> OpenedModels:
+def open_models(subject: AdviceSubject) -> OpenedModels:
     """Open and compare everything; all that is wrong is said at once, as far as it can be seen."""
     if len(subject.models) < 2:
         raise RecipeError("give at least two models: there is nothing to merge otherwise")
@@ -134,7 +134,7 @@ def open_models(subject: Subject) -> OpenedModels:
     )
 
 
-def _read_data(subject: Subject) -> dict[str, tuple[TaskFile, Data]]:
+def _read_data(subject: AdviceSubject) -> dict[str, tuple[TaskFile, Data]]:
     """The data of those models that have some."""
     given = subject.data or {}
     entries = subject.entries()
@@ -158,7 +158,7 @@ def _read_data(subject: Subject) -> dict[str, tuple[TaskFile, Data]]:
 
 
 def _open_statistics(
-    subject: Subject, inputs: Inputs
+    subject: AdviceSubject, inputs: MergeInputs
 ) -> tuple[dict[str, Statistics], dict[str, StatisticsSource], list[Finding]]:
     """Statistics that were given, which must be the models'; else those beside a model, if any."""
     found: dict[str, Statistics] = {}
@@ -188,7 +188,7 @@ def _open_statistics(
     return found, places, findings
 
 
-def _adapter_findings(inputs: Inputs) -> Iterator[Finding]:
+def _adapter_findings(inputs: MergeInputs) -> Iterator[Finding]:
     if not inputs.adapters:
         return
     kinds = sorted({adapter.kind.peft_type for adapter in inputs.adapters.values()})
@@ -205,7 +205,7 @@ def _adapter_findings(inputs: Inputs) -> Iterator[Finding]:
     )
 
 
-def _tokenizer_findings(found: Comparison, folder: Path | None) -> Iterator[Finding]:
+def _tokenizer_findings(found: TokenizerComparison, folder: Path | None) -> Iterator[Finding]:
     for problem in found.problems:  # which were to be ignored
         yield Finding("tokenizers", "warning", problem)
     for note in found.notes:

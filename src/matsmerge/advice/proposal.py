@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from matsmerge.advice.verdicts import OTHER_CONFIDENCE
-from matsmerge.engine.merge_inputs import View
+from matsmerge.engine.merge_inputs import AdapterView
 
 # How much a poor model counts: what searches on validation data chose in intermediate-small (first
 # seed), for task arithmetic with one of two donors (1 with the other), and for K-FAC with both.
@@ -27,7 +27,7 @@ class Situation:
     """All that a choice of method depends on."""
 
     models: tuple[str, ...]
-    view: View  # full models, or how adapters are merged
+    view: AdapterView  # full models, or how adapters are merged
     change: float  # how far a typical matrix of a typical model moved, relative to its norm
     is_language_model: bool = False  # one that writes text from left to right
     has_data: bool = False  # of all models

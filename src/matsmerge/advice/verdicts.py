@@ -196,8 +196,8 @@ def judge_answers(answers: Mapping[str, Answers]) -> Iterator[Finding]:
     for name in poor:
         own = answers[name]
         labels = "" if own.accuracy is None else (
-            f" It is right in {own.accuracy:.0%} of them, where always answering the commonest "
-            f"label would be in {own.majority:.0%}."
+            f" It is right on {own.accuracy:.0%} of them; always giving the most frequent label "
+            f"would be right on {own.majority:.0%}."
         )  # fmt: skip
         yield Finding(
             "answers",

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.input_file import InputFile
 from matsmerge.errors import CheckpointError
+from matsmerge.problems import counted
 
 if TYPE_CHECKING:
     from matsmerge.checkpoints.scaled_floats import Scaled
@@ -70,6 +71,9 @@ class Checkpoint(ABC):
     files: Sequence[InputFile] = ()
     note: str | None = None  # what a user should know of how it is read
 
+    def __repr__(self) -> str:
+        return f"<Checkpoint {self.label}: {counted(list(self.specs), 'tensor')}>"
+
     @property
     def origin(self) -> "Checkpoint":
         """The checkpoint that identifies this one: itself, or what it is computed from."""
@@ -93,13 +97,8 @@ class Checkpoint(ABC):
         self.read_into(buffer, name, start)
         return buffer.on_device()
 
-    def read_stretches(
-        self,
-        stretches: Sequence[tuple[str, int, int]],
-        *,
-        keep: bool = False,  # noqa: ARG002
-    ) -> Iterable[Tensor]:
-        """Several stretches (name, start, stop); what is around them will be read if `keep`."""
+    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
+        """Several short stretches (name, start, stop)."""
         return (self.read(*stretch) for stretch in stretches)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:  # noqa: B027

@@ -58,7 +58,7 @@ def companion_files(folder: Path | None) -> tuple[Path, ...]:
     for path in found.values():
         open_regular(path, CheckpointError).close()
     if "config.json" in found:
-        read_json(found["config.json"])
+        read_object(found["config.json"])
     if any(name.endswith(".py") for name in found):
         code = _code_of(found)
         found = {n: path for n, path in found.items() if not n.endswith(".py") or n in code}
@@ -71,7 +71,7 @@ def _code_of(found: dict[str, Path]) -> set[str]:
         f"{module}.py"
         for name in _NAMING_CODE
         if name in found
-        for module in _modules_in(read_json(found[name]).get("auto_map"))
+        for module in _modules_in(read_object(found[name]).get("auto_map"))
     ]
     code: set[str] = set()
     while wanted:
@@ -104,7 +104,7 @@ def code_notes(companions: Sequence[Path], model: str) -> list[str]:
     ]
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file."""
     return read_json_as(path, dict[str, Any], CheckpointError)
 
@@ -121,7 +121,7 @@ def copy_companions(
     config_path = target / "config.json"
     if not config_path.exists():
         return
-    config = read_json(config_path)
+    config = read_object(config_path)
     kept = {key: value for key, value in config.items() if key != "quantization_config"}
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     changed = _changed(kept, {**({key: dtype} if dtype else {}), **(changes or {})})
@@ -151,5 +151,5 @@ def add_chat_template(template: Any, folder: Path) -> None:
     if isinstance(template, str) and (own_file.exists() or not path.exists()):
         own_file.write_text(template, encoding="utf-8")
         return
-    config = read_json(path) if path.exists() else {}
+    config = read_object(path) if path.exists() else {}
     path.write_text(json.dumps({**config, "chat_template": template}, indent=2) + "\n")

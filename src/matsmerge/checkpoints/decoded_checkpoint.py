@@ -124,7 +124,7 @@ class DecodedCheckpoint(Checkpoint):
         return values.view(num_out, -1).T.contiguous().view(-1).to(torch.bfloat16)
 
 
-def decode(checkpoint: Checkpoint) -> Checkpoint:
+def decode_checkpoint(checkpoint: Checkpoint) -> Checkpoint:
     """A checkpoint with quantized tensors as bfloat16; itself if it has none."""
     specs = checkpoint.specs
     quantized = [n for n, spec in specs.items() if spec.dtype in QUANTIZED_DTYPES.values()]

@@ -15,16 +15,13 @@ _NUM_STRETCHES = 4
 _STRETCH_ELEMENTS = 256
 
 
-def fingerprint(checkpoint: Checkpoint, *, keep: bool = False) -> str:
-    """SHA-256 over names, dtypes, shapes and four stretches of 256 elements of every tensor.
-
-    With `keep` what lies around them in a store is fetched too, to be read later.
-    """
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """SHA-256 over names, dtypes, shapes and four stretches of 256 elements of every tensor."""
     checkpoint = checkpoint.origin
     digest = hashlib.sha256()
     places = {name: _places(spec.num_elements) for name, spec in sorted(checkpoint.specs.items())}
     stretches = [(name, *place) for name, found in places.items() for place in found]
-    values = iter(checkpoint.read_stretches(stretches, keep=keep))
+    values = iter(checkpoint.read_stretches(stretches))
     for name, found in places.items():
         spec = checkpoint.specs[name]
         digest.update(f"{name}\0{dtype_name(spec.dtype)}\0{spec.shape}\0".encode())

@@ -34,7 +34,7 @@ _BLOCKS = {"mlp": "block_sparse_moe", "block_sparse_moe": "mlp"}
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExpertPart:
     """One expert's part of a fused tensor: the elements from `start` on."""
 
     tensor: str
@@ -42,7 +42,7 @@ class Piece:
     shape: Shape
 
 
-def pieces_of(shapes: Mapping[str, Shape]) -> dict[str, Piece]:
+def pieces_of(shapes: Mapping[str, Shape]) -> dict[str, ExpertPart]:
     """The parts of an experts module's tensors, by name (`3.gate_proj.weight`).
 
     None if the module has other tensors, too, or sizes that do not go together.
@@ -66,11 +66,11 @@ def pieces_of(shapes: Mapping[str, Shape]) -> dict[str, Piece]:
         own = (shape[0] // len(parts), *shape[1:])
         for i in range(num_experts * len(parts)):
             expert, part = divmod(i, len(parts))
-            found[f"{expert}.{parts[part]}.{attribute}"] = Piece(tensor, i * prod(own), own)
+            found[f"{expert}.{parts[part]}.{attribute}"] = ExpertPart(tensor, i * prod(own), own)
     return found
 
 
-def fused_pieces(specs: Mapping[str, TensorSpec]) -> dict[str, Piece]:
+def fused_pieces(specs: Mapping[str, TensorSpec]) -> dict[str, ExpertPart]:
     """The parts of all fused tensors of a checkpoint."""
     modules: dict[str, dict[str, str]] = defaultdict(dict)  # prefix -> attribute -> tensor
     for name in specs:
@@ -79,7 +79,7 @@ def fused_pieces(specs: Mapping[str, TensorSpec]) -> dict[str, Piece]:
         elif (match := _GRANITE.fullmatch(name)) and len(specs[name].shape) == 3:
             modules[f"{match[1]}experts."][_GRANITE_PARTS[match[2]]] = name
     return {
-        f"{prefix}{name}": Piece(tensors[piece.tensor], piece.start, piece.shape)
+        f"{prefix}{name}": ExpertPart(tensors[piece.tensor], piece.start, piece.shape)
         for prefix, tensors in modules.items()
         for name, piece in pieces_of({a: specs[t].shape for a, t in tensors.items()}).items()
     }
@@ -91,7 +91,7 @@ class SeparatedExperts(Checkpoint):
     `pieces` says which part of which tensor of `fused` each of them is.
     """
 
-    def __init__(self, fused: Checkpoint, pieces: Mapping[str, Piece]) -> None:
+    def __init__(self, fused: Checkpoint, pieces: Mapping[str, ExpertPart]) -> None:
         self.fused, self.pieces = fused, pieces
         self.label, self.aliases, self.note = fused.label, fused.aliases, fused.note
         self.folder, self.place, self.files = fused.folder, fused.place, fused.files

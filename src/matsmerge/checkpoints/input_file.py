@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,8 @@ class InputFile:
     """A file as it was when it was opened.
 
     Not the number of its device, which may be another one after the machine was started again. A
-    remote file has instead of an inode a number made from the version that its store gives it.
+    remote file has instead of an inode a number made from the version that its store gives it, or 0
+    if that gives none.
     """
 
     path: Path
@@ -34,9 +36,17 @@ def look_at(path: Path) -> InputFile:
             if not isinstance(state, RemoteState):
                 raise CheckpointError(f"{path}: is no longer in its store")
             version = hashlib.sha256(state.version.encode()).digest()
-            return InputFile(path, state.size, 0, int.from_bytes(version[:7]))
+            return InputFile(
+                path, state.size, 0, int.from_bytes(version[:7]) if state.version else 0
+            )
         found = path.stat()
     return InputFile(path, found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def has_versions(files: Iterable[InputFile]) -> bool:
+    """Whether some files are in a store, and that gives a version to each of them."""
+    remote = [file for file in files if url_of(file.path)]
+    return bool(remote) and all(file.inode for file in remote)
 
 
 def digest(path: Path) -> str:

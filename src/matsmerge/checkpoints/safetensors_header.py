@@ -23,7 +23,7 @@ from matsmerge.errors import CheckpointError
 from matsmerge.files.guarded_files import (
     Content,
     Count,
-    decode,
+    decode_text,
     open_regular,
     parse_as,
     parse_json,
@@ -46,7 +46,7 @@ _FETCHED_BYTES = 32_768  # of a remote file, with the first request
 
 
 @dataclass(frozen=True)
-class Header:
+class SafetensorsHeader:
     """Tensors of a file in the order of their bytes, and where each begins."""
 
     specs: Mapping[str, TensorSpec]
@@ -69,7 +69,7 @@ def _loadable(shape: list[int]) -> list[int]:
     return shape
 
 
-class _Entry(Content):
+class _TensorEntry(Content):
     """What a header says of a tensor."""
 
     dtype: Annotated[str, AfterValidator(_mergeable)]
@@ -77,18 +77,18 @@ class _Entry(Content):
     data_offsets: Annotated[list[Count], Field(min_length=2, max_length=2)]
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> SafetensorsHeader:
     """Read and check a header; a damaged or truncated file is a `CheckpointError`."""
     raw, size = _read(path)
     where = f"{path}: damaged header"
-    text = decode(raw, where, CheckpointError)
+    text = decode_text(raw, where, CheckpointError)
     content = parse_json(text, where, CheckpointError, _MAX_VALUES, unique=True)
     content = parse_as(content, dict[str, Any], where, CheckpointError)
     metadata = content.pop("__metadata__", None) or {}
     metadata = parse_as(metadata, dict[str, Any], f"{where}: __metadata__", CheckpointError)
     if len(content) > MAX_TENSORS:
         raise CheckpointError(too_many_tensors(path))
-    entries = parse_as(content, dict[str, _Entry], where, CheckpointError)
+    entries = parse_as(content, dict[str, _TensorEntry], where, CheckpointError)
 
     specs: dict[str, TensorSpec] = {}
     offsets: dict[str, int] = {}
@@ -111,7 +111,7 @@ def read_header(path: Path) -> Header:
             f"its header describes {data_start + position} bytes, the file has {size}; "
             "download or save it again"
         )
-    return Header(specs, offsets, {str(k): str(v) for k, v in metadata.items()})
+    return SafetensorsHeader(specs, offsets, {str(k): str(v) for k, v in metadata.items()})
 
 
 def has_metadata(path: Path, key: str) -> bool:

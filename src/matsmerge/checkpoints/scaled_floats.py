@@ -54,7 +54,7 @@ class Scaled:
         return 3 * 4 * self.band_rows(shape) * shape[-1]
 
 
-def encode(values: Tensor, scaled: Scaled) -> tuple[Tensor, Tensor]:
+def encode_fp8(values: Tensor, scaled: Scaled) -> tuple[Tensor, Tensor]:
     """A matrix in FP8, and its scales (lines, columns): largest magnitude / that of the dtype.
 
     In float32, rounded to nearest, ties to even. Numbers are divided by scales as they are stored.
@@ -113,7 +113,7 @@ class ScaledWriter:
                 self._finish_band()
 
     def _finish_band(self) -> None:
-        encoded, scales = encode(self._held.view(-1, self._length), self._scaled)
+        encoded, scales = encode_fp8(self._held.view(-1, self._length), self._scaled)
         self._write(self._name, self._begin, encoded.flatten())
         self._write(f"{self._name}{self._scaled.ending}", self._num_scales, scales.flatten())
         self._num_scales += scales.numel()

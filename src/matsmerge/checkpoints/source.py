@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
-from matsmerge.checkpoints.decoded_checkpoint import decode
+from matsmerge.checkpoints.decoded_checkpoint import decode_checkpoint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint, load_pickled
 from matsmerge.checkpoints.input_file import look_at
 from matsmerge.checkpoints.stored import StoredCheckpoint
@@ -49,7 +49,7 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     if isinstance(source, Checkpoint):
         return source
     if isinstance(source, (Mapping, nn.Module)):
-        return decode(InMemoryCheckpoint(label or type(source).__name__, source))
+        return decode_checkpoint(InMemoryCheckpoint(label or type(source).__name__, source))
     path = local_path(source)
     url = url_of(path)
     label = label or url or str(source)
@@ -71,7 +71,7 @@ def open_checkpoint(source: Source, label: str | None = None) -> Checkpoint:
     checkpoint.place = path
     if not checkpoint.specs:
         raise CheckpointError(f"{label}: holds no tensors")
-    return decode(checkpoint)
+    return decode_checkpoint(checkpoint)
 
 
 def _download(name: str, revision: str | None) -> Path:

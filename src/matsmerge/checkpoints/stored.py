@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
-from matsmerge.checkpoints.input_file import look_at
-from matsmerge.checkpoints.safetensors_header import MAX_TENSORS, read_header, too_many_tensors
+from matsmerge.checkpoints.input_file import InputFile, look_at
+from matsmerge.checkpoints.safetensors_header import (
+    MAX_TENSORS,
+    SafetensorsHeader,
+    read_header,
+    too_many_tensors,
+)
 from matsmerge.errors import CheckpointError, ResourceError
-from matsmerge.files.mirror import remote_file
+from matsmerge.files.mirror import each_at_once, remote_file
 from matsmerge.files.open_files import OpenFiles
 from matsmerge.files.remote_file import RemoteFile, fetching
 from matsmerge.problems import noted
@@ -34,11 +39,11 @@ class StoredCheckpoint(Checkpoint):
         metadata: dict[str, str] = {}
         problems: list[str] = []
         num_tensors = 0
-        for path in paths:
+        for path, opened in zip(paths, each_at_once(_open, paths), strict=True):
             with noted(problems, CheckpointError):
-                files.append(look_at(path))  # before it is read: a later change is then noticed
-                header = read_header(path)
-                if remote := remote_file(path):
+                file, header, remote = opened()
+                files.append(file)
+                if remote is not None:
                     self._remote[path] = remote
                 num_tensors += len(header.specs)
                 if num_tensors > MAX_TENSORS:
@@ -77,17 +82,13 @@ class StoredCheckpoint(Checkpoint):
             view = view[count:]
             offset += count
 
-    def read_stretches(
-        self, stretches: Sequence[tuple[str, int, int]], *, keep: bool = False
-    ) -> Iterable[Tensor]:
+    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
         if not self._remote:
             return super().read_stretches(stretches)
-        if keep:
-            return fetching().map(lambda stretch: self.read(*stretch), stretches)
         return fetching().map(self._read_alone, stretches)
 
     def _read_alone(self, stretch: tuple[str, int, int]) -> Tensor:
-        """A stretch without the block that it lies in, if that is remote."""
+        """A stretch; if it is remote, the block that it lies in is not fetched for it."""
         name, start, stop = stretch
         remote = self._remote.get(self._where[name][0])
         if remote is None:
@@ -109,6 +110,11 @@ class StoredCheckpoint(Checkpoint):
         """The bytes of a stretch in its file."""
         offset, size = self._where[name][1], self.specs[name].dtype.itemsize
         return offset + start * size, offset + stop * size
+
+
+def _open(path: Path) -> tuple[InputFile, SafetensorsHeader, RemoteFile | None]:
+    file = look_at(path)  # before it is read: a later change is then noticed
+    return file, read_header(path), remote_file(path)
 
 
 @contextmanager

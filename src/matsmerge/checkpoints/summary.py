@@ -13,7 +13,7 @@ from matsmerge.progress import AnyProgress, listener
 
 _BLOCK_ELEMENTS = 1 << 20
 
-Read = Callable[[int, int], Tensor]  # elements of a tensor from one place to another
+ReadStretch = Callable[[int, int], Tensor]  # elements of a tensor from one place to another
 
 
 @dataclass
@@ -38,12 +38,12 @@ def summarize(checkpoint: Checkpoint) -> dict[str, KindSummary]:
     kinds = ("embedding", "matrix", "vector", "convolution", "other", "buffer", "total")
     summary = {kind: KindSummary() for kind in kinds}
     for name, spec in checkpoint.specs.items():
-        summary[kind_of(name, spec)].add(spec)
+        summary[tensor_kind(name, spec)].add(spec)
         summary["total"].add(spec)
     return {kind: found for kind, found in summary.items() if found.num_tensors or kind == "total"}
 
 
-def kind_of(name: str, spec: TensorSpec) -> str:
+def tensor_kind(name: str, spec: TensorSpec) -> str:
     """A tensor's kind from its shape, and for embeddings from its name."""
     if spec.dtype not in FLOAT_DTYPES:
         return "buffer"
@@ -65,7 +65,7 @@ class Difference:
     changed: dict[str, float]
 
 
-def compare(
+def compare_checkpoints(
     first: Checkpoint, second: Checkpoint, progress: AnyProgress | None = None
 ) -> Difference:
     """Compare names, shapes, dtypes and values."""
@@ -90,7 +90,7 @@ def compare(
     )
 
 
-def relative_change(first: Read, second: Read, num_elements: int) -> float:
+def relative_change(first: ReadStretch, second: ReadStretch, num_elements: int) -> float:
     """||a - b|| / ||a||, read in pieces."""
     apart = size = 0.0
     for start in range(0, num_elements, _BLOCK_ELEMENTS):

@@ -61,7 +61,7 @@ class TokenRows:
                 for other, given in zip(self.names, self.given, strict=True)
                 if bool((given[own < 0] >= 0).any())
             }
-            changed: dict[str, Table] = {}
+            changed: dict[str, RowOrigins] = {}
             for name, tensor in tables[model].items():
                 shape = resized(tensor, checkpoint.specs[tensor], self.sizes[number], self.num_rows)
                 if shape is None:
@@ -76,7 +76,7 @@ class TokenRows:
                     (everyone[other], tables[other].get(name, ""), rows)
                     for other, rows in givers.items()
                 )
-                table = Table(own, given, self.is_padding, shape)
+                table = RowOrigins(own, given, self.is_padding, shape)
                 if tensor in changed and changed[tensor].sources != table.sources:
                     problems.append(
                         f"{checkpoint.label}: '{name}' is tied to another tensor, and is not where "
@@ -103,7 +103,7 @@ def num_embedded(checkpoint: Checkpoint) -> int | None:
 
 
 def _view(
-    checkpoint: Checkpoint, tables: Mapping[str, "Table"], files: Sequence[InputFile]
+    checkpoint: Checkpoint, tables: Mapping[str, "RowOrigins"], files: Sequence[InputFile]
 ) -> Checkpoint:
     if isinstance(checkpoint, SeparatedExperts):  # which must stay outside, to be written again
         return SeparatedExperts(_view(checkpoint.fused, tables, files), checkpoint.pieces)
@@ -111,7 +111,7 @@ def _view(
 
 
 @dataclass(frozen=True)
-class Table:
+class RowOrigins:
     """One tensor's rows: where each of them comes from."""
 
     own: Tensor  # (rows,)
@@ -140,7 +140,7 @@ class PermutedRows(Checkpoint):
     """A checkpoint whose `tables` have other rows than stored; `files` say which."""
 
     def __init__(
-        self, of: Checkpoint, tables: Mapping[str, Table], files: Sequence[InputFile] = ()
+        self, of: Checkpoint, tables: Mapping[str, RowOrigins], files: Sequence[InputFile] = ()
     ) -> None:
         self.of, self.tables = of, tables
         self.label, self.aliases = of.label, of.aliases

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matsmerge.checkpoints.companions import read_json
+from matsmerge.checkpoints.companions import read_object
 from matsmerge.checkpoints.tokenizers import ADDED, CONFIG, TOKENIZER, read_tokenizer_file
 
 _MODEL, _GENERATION = "config.json", "generation_config.json"
@@ -49,7 +49,7 @@ class TokenizerEdits:
         for name in (_MODEL, _GENERATION):
             path = folder / name
             if path.is_file():
-                content = self._with_ids(read_json(path), self.preferred.get(name, {}))
+                content = self._with_ids(read_object(path), self.preferred.get(name, {}))
                 if name == _MODEL:
                     content = self._with_size(content)
                 path.write_text(json.dumps(content, indent=2) + "\n")
@@ -65,14 +65,14 @@ class TokenizerEdits:
         content["added_tokens"] = sorted(entries.values(), key=lambda entry: int(entry["id"]))
         path.write_text(json.dumps(content, ensure_ascii=False, indent=2), encoding="utf-8")
         path = folder / CONFIG
-        config = read_json(path) if path.is_file() else {}
+        config = read_object(path) if path.is_file() else {}
         if isinstance(decoder := config.get("added_tokens_decoder"), dict):
             for token in self.added:
                 decoder.setdefault(str(token.id), {"content": token.content, **token.flags})
             path.write_text(json.dumps(config, indent=2) + "\n")
         path = folder / ADDED
         if path.is_file():
-            ids = read_json(path) | {token.content: token.id for token in self.added}
+            ids = read_object(path) | {token.content: token.id for token in self.added}
             path.write_text(json.dumps(ids, indent=2) + "\n")
 
     def _with_ids(self, content: Any, preferred: Mapping[str, Any]) -> Any:
@@ -110,7 +110,7 @@ class TokenizerEdits:
 def read_token_ids(folder: Path) -> dict[str, dict[str, Any]]:
     """The ids of special tokens in a model's configuration and generation files."""
     return {
-        name: {k: v for k, v in read_json(folder / name).items() if k.endswith("_token_id")}
+        name: {k: v for k, v in read_object(folder / name).items() if k.endswith("_token_id")}
         for name in (_MODEL, _GENERATION)
         if (folder / name).is_file()
     }

@@ -31,7 +31,7 @@ _WHAT_TO_DO = (
 
 
 @dataclass
-class Comparison:
+class TokenizerComparison:
     """Reasons not to merge models with these tokenizers, and notes for those who do."""
 
     problems: list[str] = field(default_factory=list)
@@ -45,13 +45,13 @@ def compare_tokenizers(
     output: Path | None,
     *,
     ids: bool = True,
-) -> Comparison:
+) -> TokenizerComparison:
     """Compare the tokenizers in folders; those without one are not asked.
 
     `output` is the folder whose files go with the result. Ids are not compared where embeddings
     are brought to one vocabulary anyway.
     """
-    found = Comparison()
+    found = TokenizerComparison()
     folders = dict(models) | ({base[0]: base[1]} if base else {})
     files: dict[str, Digests] = {}
     for title, folder in folders.items():
@@ -78,7 +78,7 @@ def compare_tokenizers(
     if not tokenizers:
         return found
     reference = source if source in tokenizers else next(iter(tokenizers))
-    rows = _compare_rows(tokenizers, reference) if ids else Comparison()
+    rows = _compare_rows(tokenizers, reference) if ids else TokenizerComparison()
     found.problems += rows.problems
     if reference == source:  # else the output has none of these
         found.notes += rows.notes
@@ -88,9 +88,9 @@ def compare_tokenizers(
     return found
 
 
-def _compare_rows(tokenizers: Mapping[str, Tokenizer], reference: str) -> Comparison:
+def _compare_rows(tokenizers: Mapping[str, Tokenizer], reference: str) -> TokenizerComparison:
     """Compare every vocabulary with the reference's, and what it lacks with that of the others."""
-    found = Comparison()
+    found = TokenizerComparison()
     output = f"the output has the tokenizer of {reference}"
     known: dict[str, tuple[int, str]] = {}  # token -> id, and who says so
     tokens: dict[int, tuple[str, str]] = {}  # id -> token, and who says so
@@ -135,7 +135,9 @@ def _compare_rows(tokenizers: Mapping[str, Tokenizer], reference: str) -> Compar
     return found
 
 
-def _compare_closed(tokenizers: Mapping[str, Tokenizer], reference: str, found: Comparison) -> None:
+def _compare_closed(
+    tokenizers: Mapping[str, Tokenizer], reference: str, found: TokenizerComparison
+) -> None:
     """Compare what cannot be looked into: equal or not."""
     other = tokenizers[reference]
     for title, tokenizer in tokenizers.items():
@@ -176,7 +178,10 @@ def _differences_in_special(tokenizers: Mapping[str, Tokenizer], reference: str)
 
 
 def _compare_templates(
-    tokenizers: Mapping[str, Tokenizer], reference: str, models: Sequence[str], found: Comparison
+    tokenizers: Mapping[str, Tokenizer],
+    reference: str,
+    models: Sequence[str],
+    found: TokenizerComparison,
 ) -> None:
     by_title = {title: templates_by_name(t.chat_template) for title, t in tokenizers.items()}
     own = by_title[reference]

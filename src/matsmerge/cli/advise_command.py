@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
 from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _MARKS = {"good": "+", "note": "-", "warning": "!"}
 
 
-class Asked(Options):
+class AdviceOptions(CommandOptions):
     """What advice is wanted on."""
 
     models: list[str] = argument(metavar="MODEL...")
@@ -47,7 +47,7 @@ class Asked(Options):
 
 
 @takes_options
-def advise(asked: Asked, earlier: Replacing, screen: JsonScreen) -> None:
+def advise(asked: AdviceOptions, earlier: Replacing, screen: JsonScreen) -> None:
     """Say whether models fit together, what to expect, and how to merge them.
 
         mats advise tuned/sst2 tuned/trec --base B --out recipe.yaml

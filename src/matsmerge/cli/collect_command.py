@@ -8,17 +8,18 @@ from matsmerge.byte_sizes import parse_bytes
 from matsmerge.cli.collected_display import show_next_merge
 from matsmerge.cli.collection_work import CollectionWork, collect_on
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
+from matsmerge.cli.field_options import RUNNING, CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Batches, Execution, Resuming, parse_pairs
 from matsmerge.errors import CheckpointError, DataError, RecipeError, closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
+from matsmerge.statistics.ranks import RANK_UNLESS_GIVEN
 
 if TYPE_CHECKING:
     from matsmerge.data.rows import Data
     from matsmerge.tasks.task_file import TaskFile
 
 
-class Models(Options):
+class ModelOptions(CommandOptions):
     """Of which models, and where the statistics go."""
 
     models: list[str] = argument(metavar="MODEL...")
@@ -34,14 +35,14 @@ class Models(Options):
     size, 3 digits), float64."""
 
 
-class Collected(Options):
+class Collected(CommandOptions):
     """What to collect: fields of `CollectionOptions`, for which torch would be imported."""
 
     statistics: str = option("gram", metavar="KINDS")
     """Kinds, separated by commas: gram (RegMean, MaTS), kfac (block Fisher of linear layers),
     fisher (diagonal), block_fisher (of vectors, as in (IA)^3)."""
 
-    rank: str = option("full", metavar="R")
+    rank: str = option(RANK_UNLESS_GIVEN, metavar="R")
     """Leading directions that gram and kfac keep of second moments, as sketches: files of a few
     percent of the model's size. full: whole matrices. auto: 64 where that is smaller than these."""
 
@@ -70,7 +71,7 @@ class Collected(Options):
     """Of everything random."""
 
 
-class Examples(Options):
+class ExampleOptions(CommandOptions):
     """Which examples to use."""
 
     panel = "Data"
@@ -97,7 +98,7 @@ class Examples(Options):
     """Tokens to cut texts to. Default: what the model takes, at most 512."""
 
 
-class Loading(Options):
+class LoadingOptions(CommandOptions):
     """How models are loaded."""
 
     panel = "Model"
@@ -123,7 +124,7 @@ class Loading(Options):
     """'auto' spreads a model over all devices, memory and disk."""
 
 
-class Limits(Options):
+class LimitOptions(CommandOptions):
     """What it may take."""
 
     panel = RUNNING
@@ -141,13 +142,13 @@ class Limits(Options):
 
 @takes_options
 def collect(
-    given: Models,
+    given: ModelOptions,
     collected: Collected,
-    examples: Examples,
-    loading: Loading,
+    examples: ExampleOptions,
+    loading: LoadingOptions,
     batches: Batches,
     earlier: Resuming,
-    limits: Limits,
+    limits: LimitOptions,
     running: Execution,
     screen: JsonScreen,
 ) -> None:
@@ -165,7 +166,7 @@ def collect(
 
         mats collect A B C --data a.jsonl --data b.jsonl --data c.jsonl --executor ray
     """
-    from matsmerge.statistics.collection_options import make_options
+    from matsmerge.statistics.collection_options import make_collection_options
     from matsmerge.statistics.collection_run import Output, check_output
     from matsmerge.statistics.processes import Process, join_processes
     from matsmerge.statistics.statistics_file import parse_dtype
@@ -176,7 +177,9 @@ def collect(
         raise RecipeError("give either --executor ray, or several processes by torchrun")
     if not process.is_first:
         screen = JsonScreen(quiet=True)
-    options = make_options(**dict(collected) | {"parameters": collected.parameters or ["*"]})
+    options = make_collection_options(
+        **dict(collected) | {"parameters": collected.parameters or ["*"]}
+    )
     parse_dtype(given.dtype)
     models, targets = given.models, _targets(given)
     num = limits.parts
@@ -240,7 +243,7 @@ def _check_parts(targets: list[Path], *, is_on_ray: bool) -> None:
     )
 
 
-def _check_limits(models: list[str], loading: Loading) -> None:
+def _check_limits(models: list[str], loading: LoadingOptions) -> None:
     """Refuse limits where all of a model is loaded, or it is spread in another way."""
     from matsmerge.adapters.adapter_folder import read_adapter
     from matsmerge.checkpoints.source import open_checkpoint
@@ -255,7 +258,7 @@ def _check_limits(models: list[str], loading: Loading) -> None:
     )
 
 
-def _targets(given: Models) -> list[Path]:
+def _targets(given: ModelOptions) -> list[Path]:
     """Where to write the statistics of each model."""
     from matsmerge.checkpoints.source import local_path
     from matsmerge.files.guarded_files import reading
@@ -281,7 +284,9 @@ def _targets(given: Models) -> list[Path]:
     return out
 
 
-def _asked(num_models: int, examples: Examples, loading: Loading) -> "list[tuple[TaskFile, Data]]":
+def _asked(
+    num_models: int, examples: ExampleOptions, loading: LoadingOptions
+) -> "list[tuple[TaskFile, Data]]":
     """What each model is asked, and its data."""
     from matsmerge.tasks.splits import read_split
 

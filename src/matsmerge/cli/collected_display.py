@@ -46,10 +46,10 @@ def show_collected(collected: "Statistics", target: Path, screen: Screen) -> Non
     )
     marks = header.sets[MAIN].marks
     if marks is not None and marks.num:
-        verdict = "poor: hardly better than" if marks.is_poor else "where it would be"
+        poor = "; that is a poor model" if marks.is_poor else ""
         screen.say(
-            f"the model answers {marks.accuracy:.0%} of them rightly, {verdict} "
-            f"{marks.majority:.0%} with always the commonest label"
+            f"the model is right on {marks.accuracy:.0%} of them; always giving the most frequent "
+            f"label would be right on {marks.majority:.0%}{poor}"
         )
 
 

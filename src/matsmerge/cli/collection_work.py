@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from matsmerge.cli.collected_display import describe_collected, show_collected
 from matsmerge.cli.display import Screen
-from matsmerge.cli.needs_display import describe_needs, show_needs
+from matsmerge.cli.needs_display import describe_least, describe_needs, show_least, show_needs
+from matsmerge.errors import DataError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,7 +54,7 @@ class CollectionWork:
     ) -> "PreparedCollection":
         """A model that is loaded, or one without values, and its examples."""
         from matsmerge.models.streamed_model import EMPTY
-        from matsmerge.statistics.prepared_collection import Choice, prepare
+        from matsmerge.statistics.prepared_collection import ExampleChoice, prepare_collection
         from matsmerge.tasks.loaded_model import load_model
 
         described, rows = self.asked[i]
@@ -68,17 +69,25 @@ class CollectionWork:
                 also=self.parameters,
                 kept=self._kept,
             )
-        choice = Choice(columns=described.columns, wordings=described.wordings, **self.choice)
-        return prepare(loaded, rows, self.options, choice, part)
+        choice = ExampleChoice(
+            columns=described.columns, wordings=described.wordings, **self.choice
+        )
+        return prepare_collection(loaded, rows, self.options, choice, part)
 
     def describe(self, i: int, screen: Screen) -> dict[str, Any]:
         """What collecting would take."""
-        from matsmerge.statistics.prepared_blocks import prepare_blocks
+        from matsmerge.statistics.prepared_blocks import least_bytes, prepare_blocks
 
-        blocks, path = (
-            prepare_blocks(self.ready(i, screen, is_empty=True), self.device),
-            self.path(i),
-        )
+        prepared, path = self.ready(i, screen, is_empty=True), self.path(i)
+        try:
+            blocks = prepare_blocks(prepared, self.device)
+        except DataError as error:
+            least = least_bytes(prepared)
+            if self.max_bytes is not None and least > self.max_bytes:
+                raise
+            report = describe_least(prepared, least, path, str(error))
+            show_least(report, screen)
+            return report
         report = describe_needs(blocks, self.max_bytes, path)
         show_needs(blocks, self.max_bytes, path, screen)
         return report

@@ -3,6 +3,7 @@
 import importlib
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
@@ -163,6 +164,8 @@ _COMPLETING = "_MATS_COMPLETE"  # is set by a shell that asks what could follow
 def call(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code, and raises what goes wrong as it is."""
     is_completing = _COMPLETING in os.environ
+    if not is_completing:
+        _check_recipe(arguments)
     loaded = COMMANDS if is_completing else arguments[:1]
     command: Any = typer.main.get_command(make_app(*loaded))
     try:
@@ -177,3 +180,13 @@ def call(arguments: Sequence[str]) -> int:
     except typer.Abort as abort:
         raise KeyboardInterrupt from abort
     return 0
+
+
+def _check_recipe(arguments: Sequence[str]) -> None:
+    """Refuse a wrong recipe before the options of `mats merge` are made, which takes longer."""
+    match arguments:
+        case ["merge", str(path), *others] if path.endswith((".yaml", ".yml")):
+            if Path(path).is_file() and not {"-h", "--help"} & set(others):
+                from matsmerge.recipes.known_options import check_early
+
+                check_early(path)

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 from rich.console import Console, JustifyMethod
 from rich.progress import (
@@ -18,18 +18,13 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 from rich.progress import Progress as Bars
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
-from matsmerge.cli.field_options import RUNNING, Options, option
+from matsmerge.cli.consoles import PLAIN, stderr, stdout
+from matsmerge.cli.field_options import RUNNING, CommandOptions, option
 from matsmerge.files.remote_names import with_urls
 from matsmerge.progress import BYTES, Progress
-
-# What users name is printed as it is: `:100:` is no emoji, and `[red]` no colour.
-_PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
-stdout = Console(**_PLAIN)
-stderr = Console(stderr=True, **_PLAIN)
-_MAX_PROBLEMS = 100
 
 
 class _AmountColumn(ProgressColumn):
@@ -50,9 +45,18 @@ class _RateColumn(ProgressColumn):
     _bytes = TransferSpeedColumn()
 
     def render(self, task: Task) -> Text:
+        if not task.speed:
+            return Text("")
         if task.fields["unit"] == BYTES:
             return self._bytes.render(task)
-        return Text(f"{task.speed:.1f}/s" if task.speed else "")
+        return Text(f"{task.speed:.1f}/s")
+
+
+class _DoingColumn(ProgressColumn):
+    """What is being done, the layer that is solved, say; cut where there is no room for it."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["doing"], no_wrap=True, overflow="ellipsis")
 
 
 class ProgressBars(Progress):
@@ -76,7 +80,7 @@ class ProgressBars(Progress):
             self._bars.print(text)
 
 
-class Screen(Options):
+class Screen(CommandOptions):
     """What a command shows, which is as much as its options want: all that it prints goes here."""
 
     panel = RUNNING
@@ -92,14 +96,15 @@ class Screen(Options):
     @contextmanager
     def bars(self) -> Iterator[ProgressBars]:
         """Show how far the block is, how fast it goes, and the time left."""
+        whole = partial(Column, no_wrap=True)  # on a narrow screen names give way to numbers
         columns = (
-            TextColumn("{task.description}", markup=False),
+            TextColumn("{task.description}", markup=False, table_column=whole()),
             BarColumn(),
-            _AmountColumn(),
-            _RateColumn(),
-            TextColumn("{task.fields[doing]}", markup=False),
-            TextColumn("left"),
-            TimeRemainingColumn(),
+            _AmountColumn(whole()),
+            _RateColumn(whole()),
+            _DoingColumn(),
+            TextColumn("left", table_column=whole()),
+            TimeRemainingColumn(table_column=whole()),
         )
         with Bars(*columns, console=stderr, disable=self._hides_progress) as bars:
             yield ProgressBars(bars)
@@ -128,9 +133,9 @@ class Screen(Options):
             for line in lines:
                 stdout.print(with_urls(line), soft_wrap=True, style=style)
 
-    def next(self, command: str) -> None:
-        """Say which command comes next."""
-        self.say(f"next: {command}")
+    def next(self, command: str, why: str = "") -> None:
+        """Say which command comes next, so that it can be copied together with what it is for."""
+        self.say(f"next: {command}  # {why}" if why else f"next: {command}")
 
     def table(
         self,
@@ -156,7 +161,7 @@ class Screen(Options):
             table.add_column(column, justify=justify, overflow="fold", no_wrap=no_wrap)
         for row in rows:
             table.add_row(*row)
-        console = stdout if stdout.is_terminal else Console(width=10_000, **_PLAIN)
+        console = stdout if stdout.is_terminal else Console(width=10_000, **PLAIN)
         console.print(table)
 
 
@@ -174,14 +179,6 @@ class JsonScreen(Screen):
         """Print the result, if it is wanted as JSON."""
         if self.as_json:
             print(with_urls(json.dumps(content, indent=2)))
-
-
-def show_problems(problems: Sequence[str]) -> None:
-    left = len(problems) - _MAX_PROBLEMS
-    shown = [*problems[:_MAX_PROBLEMS], f"and {left} more like these"] if left > 0 else problems
-    for problem in shown:
-        stderr.print("error: ", style="bold red", end="")
-        stderr.print(problem, soft_wrap=True)
 
 
 def number(value: float, form: str = "{:.2f}") -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
 from matsmerge.errors import RecipeError
 
@@ -18,7 +18,7 @@ _VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _VLLM_DEFAULT = 16
 
 
-class Exported(Options):
+class Exported(CommandOptions):
     """What to export, and where to."""
 
     model: str = argument()

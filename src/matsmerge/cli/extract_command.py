@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.merge_display import show_energies, show_what_is_next
 from matsmerge.cli.shared_options import Replacing
 from matsmerge.limits import MOST_RANK
 
 
-class Extraction(Options):
+class Extraction(CommandOptions):
     """What to extract, and where to."""
 
     model: str = argument()

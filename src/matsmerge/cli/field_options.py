@@ -21,7 +21,7 @@ RUNNING = "Running"  # the panel of options that change how, not what
 _LIMITS = ("ge", "le", "lt")
 
 
-class Options(BaseModel):
+class CommandOptions(BaseModel):
     """Options that a command's help shows in one panel; a field's docstring is its help."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)

@@ -8,13 +8,13 @@ from typing import Any
 import typer
 
 from matsmerge.cli.display import Screen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
 from matsmerge.errors import RecipeError
 from matsmerge.files.output_place import check_file
 
 
-class Described(Options):
+class Described(CommandOptions):
     """What the recipe is to say; what lacks is asked for."""
 
     models: list[str] = argument([], metavar="[MODEL...]")
@@ -71,7 +71,7 @@ def init(given: Described, earlier: Replacing, screen: Screen) -> None:
     put_bytes(given.out, recipe_text(recipe).encode())
     place = shlex.quote(str(given.out))
     screen.say(f"a recipe for {len(entries)} models by {recipe.method.name} is in {given.out}")
-    screen.next(f"mats merge {place} --dry-run checks it, mats merge {place} --out merged does it")
+    screen.next(f"mats merge {place} --out merged", "with --dry-run: what that would do")
 
 
 def _default_method(given: Described) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.cli import stats_command
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.errors import RecipeError
 from matsmerge.lab.commands import subspace_command
 
@@ -32,7 +32,7 @@ class InspectScreen(JsonScreen):
         return not self.as_json
 
 
-class Inspected(Options):
+class Inspected(CommandOptions):
     """What to look at."""
 
     path: str = argument()
@@ -43,7 +43,9 @@ class Inspected(Options):
 
 
 @takes_options
-def inspect(asked: Inspected, screen: InspectScreen, subspaces: subspace_command.Subspaces) -> None:
+def inspect(
+    asked: Inspected, screen: InspectScreen, subspaces: subspace_command.SubspaceOptions
+) -> None:
     """Show what is in a checkpoint or a file of statistics, or how two checkpoints differ.
 
     For statistics and a model: whether they belong together.
@@ -95,14 +97,14 @@ def _show_one(checkpoint: "Checkpoint", screen: JsonScreen) -> None:
     screen.table(columns, rows, title=checkpoint.label)
     tied = [f"tied: {name} is {kept}" for name, kept in checkpoint.aliases.items()]
     screen.say(*_shortened(tied, " that are tied"), f"fingerprint: {identity[:16]}")
-    screen.next(f"mats inspect {shlex.quote(checkpoint.label)} OTHER says how two models differ")
+    screen.next(f"mats inspect {shlex.quote(checkpoint.label)} OTHER", "how two models differ")
 
 
 def _show_difference(first: "Checkpoint", second: "Checkpoint", screen: JsonScreen) -> None:
-    from matsmerge.checkpoints.summary import compare
+    from matsmerge.checkpoints.summary import compare_checkpoints
 
     with screen.bars() as bars:
-        found = compare(first, second, bars)
+        found = compare_checkpoints(first, second, bars)
     changed = {n: d if math.isfinite(d) else None for n, d in found.changed.items()}
     screen.result(asdict(found) | {"changed": changed})
     for names, title in (
@@ -132,7 +134,7 @@ def _show_verdict(found: "Difference", second: "Checkpoint", screen: JsonScreen)
         middle = statistics.median(found.changed.values())
         near = "far apart" if middle > 0.5 else "apart" if middle > 0.05 else "close together"
         screen.say(f"they are {near}: a typical tensor that changed differs by {middle:.1%}")
-    screen.next(f"mats evaluate {place} --task TASK.yaml says how good it is")
+    screen.next(f"mats evaluate {place} --task TASK.yaml", "how good it is")
 
 
 def _shortened(lines: Sequence[str], of: str = "") -> list[str]:

@@ -38,7 +38,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str], listener: Listener | None = None) -> int:
     """Run a command; returns its exit code."""
-    from matsmerge.cli.commands import CommandError, call
+    from matsmerge.cli.commands import COMMANDS, CommandError, call
     from matsmerge.errors import MatsError, OutputError, machine_gave_out
 
     code = 1
@@ -56,22 +56,23 @@ def run(arguments: Sequence[str], listener: Listener | None = None) -> int:
             if listener:
                 listener.end()
             return _interrupted(arguments, received or _number_of(error))
-        from matsmerge.cli import display
+        from matsmerge.cli.consoles import show_problems, stderr
 
         if isinstance(error, MatsError):
-            display.show_problems(error.problems)
+            show_problems(error.problems)
         elif isinstance(error, CommandError):
-            display.show_problems([error.format_message()])
-            display.stderr.print("see mats --help or mats COMMAND --help")
+            show_problems([error.format_message()])
+            command = f"mats {arguments[0]}" if arguments[0] in COMMANDS else "mats"
+            stderr.print(f"see {command} --help")
         elif isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            display.show_problems([f"{str(error.filename)[:60]}…: is too long for a name or path"])
+            show_problems([f"{str(error.filename)[:60]}…: is too long for a name or path"])
         elif machine_gave_out(error):
-            display.show_problems([f"{_gave_out(error)}{_how_to_continue(arguments)}"])
+            show_problems([f"{_gave_out(error)}{_how_to_continue(arguments)}"])
         else:
             import traceback
 
-            display.stderr.print(traceback.format_exc(), soft_wrap=True)
-            display.show_problems(
+            stderr.print(traceback.format_exc(), soft_wrap=True)
+            show_problems(
                 [
                     "this is a bug in matsmerge, please report it with the lines above; nothing "
                     "was lost"
@@ -110,9 +111,9 @@ def _number_of(error: BaseException) -> int:
 
 
 def _interrupted(arguments: Sequence[str], number: int | None) -> int:
-    from matsmerge.cli import display
+    from matsmerge.cli.consoles import show_problems
 
-    display.show_problems([f"interrupted{_how_to_continue(arguments)}"])
+    show_problems([f"interrupted{_how_to_continue(arguments)}"])
     return 128 + (number or signal.SIGINT)
 
 

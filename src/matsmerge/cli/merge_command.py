@@ -13,7 +13,7 @@ from matsmerge.cli import merge_options
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import takes_options
 from matsmerge.cli.merge_display import (
-    describe,
+    describe_merge,
     show_energies,
     show_plan,
     show_solutions,
@@ -41,7 +41,7 @@ def merge(
     solving: merge_options.Solving,
     files: merge_options.OutputFiles,
     adapters: merge_options.Adapters,
-    running: merge_options.Running,
+    running: merge_options.MergeRunOptions,
     screen: JsonScreen,
 ) -> None:
     """Merge models into one.
@@ -111,7 +111,7 @@ def merge(
         planned = matsmerge.plan(recipes, force=solving.force)
     screen.notes([*notes, *planned.notes])
     check_memory(planned, executor)
-    described = describe(planned, executor, max_shard_bytes)
+    described = describe_merge(planned, executor, max_shard_bytes)
     if running.dry_run or out is None:
         show_plan(planned, described, executor, out, screen)
         return

@@ -55,10 +55,12 @@ def show_plan(
         rows.append(("disk free", format_bytes(shutil.disk_usage(parent).free)))
     shown = screen.model_copy(update={"quiet": False})
     shown.table(("plan", ""), rows)
-    shown.next(f"the same without --dry-run{'' if out else ', with --out FOLDER'}")
+    shown.next(f"the same command without --dry-run{'' if out else ', with --out FOLDER'}")
 
 
-def describe(planned: "PlannedMerge", executor: "Executor", max_shard_bytes: int) -> dict[str, Any]:
+def describe_merge(
+    planned: "PlannedMerge", executor: "Executor", max_shard_bytes: int
+) -> dict[str, Any]:
     """A merge in numbers."""
     prepared = planned.prepared
     layout = prepared.layout(max_shard_bytes)
@@ -113,9 +115,9 @@ def show_solutions(merged: "Merged", screen: Screen) -> None:
         left = ""
         if falls:
             share = falls[len(falls) // 2]
-            left = f", distance from the models {share:.1%} of the starting merge's (median)"
+            left = f" distance from the models {share:.1%} of what it was at the start (median);"
         num = f"{len(reports)} layer{'s' if len(reports) > 1 else ''}"
-        screen.say(f"{num}, {objective}{how}{left}: {Status[status.upper()].value}")
+        screen.say(f"{num} by {objective}{how}:{left} {Status[status.upper()].value}")
 
 
 def show_what_is_next(merged: "Merged", out: Path, screen: Screen) -> None:
@@ -134,7 +136,7 @@ def show_what_is_next(merged: "Merged", out: Path, screen: Screen) -> None:
     screen.say(
         f"use it: {load_call(str(out), tasks)} in Python, or mats export {place}{of} --out FOLDER"
     )
-    screen.next(f"mats evaluate {place} --task TASK.yaml says how good it is")
+    screen.next(f"mats evaluate {place} --task TASK.yaml", "how good it is")
 
 
 def show_energies(layers: Mapping[str, Mapping[str, Any]], screen: Screen) -> None:

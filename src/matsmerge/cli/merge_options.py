@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from matsmerge.cli.field_options import Options, argument, option
+from matsmerge.cli.field_options import CommandOptions, argument, option
 from matsmerge.cli.shared_options import Execution, Resuming
 from matsmerge.limits import MOST_COUNTED, MOST_PADDED
 
 
-class General(Options):
+class General(CommandOptions):
     """Options that recipes and methods of all kinds have."""
 
     given: list[str] = argument([], metavar="[RECIPE | MODEL...]")
@@ -42,7 +42,7 @@ class General(Options):
     """Go on where an input holds NaN or Inf."""
 
 
-class WithoutFile(Options):
+class WithoutFile(CommandOptions):
     """What a recipe file says otherwise."""
 
     panel = "Without a recipe file"
@@ -70,7 +70,7 @@ class WithoutFile(Options):
     init.scale=[0.2,0.5]. Repeatable. Most have a flag of their own, below."""
 
 
-class Solving(Options):
+class Solving(CommandOptions):
     """What concerns methods that solve linear systems."""
 
     panel = "Solving linear systems (mats and its kin)"
@@ -87,7 +87,7 @@ class Solving(Options):
     """Use statistics that were collected from another model."""
 
 
-class OutputFiles(Options):
+class OutputFiles(CommandOptions):
     """What is written."""
 
     panel = "Output"
@@ -110,7 +110,7 @@ class OutputFiles(Options):
     """Let everyone see what is pushed."""
 
 
-class Adapters(Options):
+class Adapters(CommandOptions):
     """What concerns adapters."""
 
     panel = "Adapters (PEFT)"
@@ -128,7 +128,7 @@ class Adapters(Options):
     core_space: that of their outputs and inputs (tsv_m and iso_c too)."""
 
 
-class Running(Execution, Resuming):
+class MergeRunOptions(Execution, Resuming):
     """How it runs."""
 
     dry_run: bool = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from matsmerge.byte_sizes import parse_bytes
 from matsmerge.cli.display import Screen
-from matsmerge.cli.field_options import Options, argument, flag_of, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, flag_of, option, takes_options
 from matsmerge.cli.merge_command import check_memory
 from matsmerge.cli.merge_display import show_what_is_next
 from matsmerge.errors import RecipeError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matsmerge import Recipe
 
 
-class Place(Options):
+class PlaceOptions(CommandOptions):
     """What to merge, and where to."""
 
     config_file: Path = argument()
@@ -38,7 +38,7 @@ class Place(Options):
     """Continue an earlier run that was interrupted."""
 
 
-class Flags(Options):
+class Flags(CommandOptions):
     """Flags of mergekit that have a meaning here."""
 
     panel = "Flags of mergekit"
@@ -62,7 +62,7 @@ class Flags(Options):
     """Results of named documents that are there are used again; they always are, if unchanged."""
 
 
-class Ignored(Options):
+class Ignored(CommandOptions):
     """Flags of mergekit without a meaning here; each is noted."""
 
     panel = "Flags of mergekit that change nothing here"
@@ -136,7 +136,7 @@ class Ignored(Options):
 
 
 @takes_options
-def mergekit(place: Place, flags: Flags, ignored: Ignored, screen: Screen) -> None:
+def mergekit(place: PlaceOptions, flags: Flags, ignored: Ignored, screen: Screen) -> None:
     """Merge as mergekit does, from its YAML with its flags.
 
         mats mergekit recipe.yml merged --copy-tokenizer --lazy-unpickle

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from matsmerge.cli.field_options import flag_of, option, takes_options
 from matsmerge.cli.merge_options import Solving, WithoutFile
 from matsmerge.errors import RecipeError
-from matsmerge.recipes.known_options import tables
+from matsmerge.recipes.known_options import known_parts
 
 _METAVARS = {"float": "NUMBER", "int": "INTEGER", "str": "TEXT", "part": "NAME"}
 
@@ -71,9 +71,9 @@ def made_params() -> list[Any]:
 
 def _flags() -> Iterator[tuple[str, Any]]:
     """Every flag: its name, and its type with what typer is to know of it."""
-    methods, objectives, solvers = tables().values()
+    methods, objectives, solvers = known_parts().values()
     yield "method", _made("part", f"How to merge: {', '.join(methods)}.", WithoutFile.panel)
-    solving = {name: own for name, own in methods.items() if own.keys() & tables().keys()}
+    solving = {name: own for name, own in methods.items() if own.keys() & known_parts().keys()}
     others = {name: own for name, own in methods.items() if name not in solving}
     fields: dict[str, tuple[str, str | None, str, list[str]]] = {}
     for panel, table in (
@@ -90,7 +90,7 @@ def _flags() -> Iterator[tuple[str, Any]]:
             text = text[:1].upper() + text[1:]
         of = "" if panel == Solving.panel else f" ({', '.join(owners)})"
         if name in ("objective", "solver"):
-            of = f": {', '.join(tables()[name])}"
+            of = f": {', '.join(known_parts()[name])}"
         if kind is not None:
             yield name, _made(kind, f"{text}{of}.", panel)
 

@@ -8,6 +8,9 @@ from matsmerge.cli.display import Screen
 
 if TYPE_CHECKING:
     from matsmerge.statistics.prepared_blocks import PreparedBlocks
+    from matsmerge.statistics.prepared_collection import PreparedCollection
+
+_AT_ONCE = "with all of the model in memory, one pass over the data"
 
 
 def describe_needs(blocks: "PreparedBlocks", max_bytes: int | None, target: Path) -> dict[str, Any]:
@@ -37,7 +40,7 @@ def show_needs(
 ) -> None:
     """Say what a collection takes."""
     found = describe_needs(blocks, max_bytes, target)
-    how = "with all of the model in memory, one pass over the data"
+    how = _AT_ONCE
     if found["by_blocks"]:
         how = f"block by block, each of {found['num_blocks']} loaded "
         how += "once" if found["num_passes"] == 1 else "twice, forward and back"
@@ -48,4 +51,28 @@ def show_needs(
         f"memory         about {whole} with all of the model, block by block at least {least}",
         f"kept inputs    {sizes['held_bytes']}, temporary files {sizes['disk_bytes']}",
         f"file           about {sizes['file_bytes']}, {target}",
+    )
+
+
+def describe_least(
+    prepared: "PreparedCollection", least: int, target: Path, why: str
+) -> dict[str, Any]:
+    """What is known before it runs of a model that cannot be cut into blocks, as JSON."""
+    return {
+        "out": str(target),
+        "by_blocks": False,
+        "num_passes": 1,
+        "least_memory_bytes": least,
+        "num_examples": prepared.num_examples,
+        "notes": [*prepared.notes, why],
+    }
+
+
+def show_least(report: dict[str, Any], screen: Screen) -> None:
+    """Say what is known of such a model."""
+    screen.notes(report["notes"])
+    screen.say(
+        f"{report['num_examples']} examples, {_AT_ONCE}",
+        f"memory         at least {format_bytes(report['least_memory_bytes'])}",
+        f"file           {report['out']}",
     )

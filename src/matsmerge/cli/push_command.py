@@ -1,10 +1,10 @@
 """`mats push`."""
 
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 
 
-class Publishing(Options):
+class Publishing(CommandOptions):
     """What to publish, and as what."""
 
     source: str = argument(metavar="FOLDER")
@@ -39,4 +39,4 @@ def push(asked: Publishing, screen: JsonScreen) -> None:
     screen.result({"repo": asked.repo, "commit": address})
     seen = "for everyone" if asked.public else "for you alone; --public lets everyone see it"
     screen.say(f"{asked.source} is on the hub as {asked.repo}, {seen}")
-    screen.next(f"mats inspect {asked.repo}, or any other command, takes it by this name")
+    screen.next(f"mats inspect {asked.repo}", "all commands take it by this name")

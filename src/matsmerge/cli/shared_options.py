@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from matsmerge.cli.field_options import RUNNING, Options, option
+from matsmerge.cli.field_options import RUNNING, CommandOptions, option
 from matsmerge.errors import RecipeError
 from matsmerge.limits import MOST_AT_ONCE
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matsmerge import RayExecutor
 
 
-class Replacing(Options):
+class Replacing(CommandOptions):
     """What becomes of an earlier output in the same place."""
 
     panel = RUNNING
@@ -27,7 +27,7 @@ class Resuming(Replacing):
     """Continue an earlier run that was interrupted."""
 
 
-class Logged(Options):
+class LogOptions(CommandOptions):
     """Where else to log what is found."""
 
     panel = RUNNING
@@ -36,7 +36,7 @@ class Logged(Options):
     """Also log settings, scores and seconds: tensorboard:FOLDER, or wandb:PROJECT."""
 
 
-class BatchSize(Options):
+class BatchSize(CommandOptions):
     """How many examples a model gets at once."""
 
     panel = RUNNING
@@ -52,7 +52,7 @@ class Batches(BatchSize):
     """Tokens at once, at most, with padding."""
 
 
-class Execution(Options):
+class Execution(CommandOptions):
     """Where the work is done."""
 
     panel = RUNNING

@@ -11,7 +11,7 @@ import typer
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.cli.collected_display import show_kinds, show_next_merge
 from matsmerge.cli.display import JsonScreen, Screen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
 from matsmerge.limits import MOST_RANK
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Work with files of statistics.", no_args_is_help=True)
 
 
-class Combination(Options):
+class Combination(CommandOptions):
     """What to combine, and where to."""
 
     files: list[str] = argument(metavar="FILES...")
@@ -48,7 +48,7 @@ def combine(asked: Combination, earlier: Replacing, screen: Screen) -> None:
         parse_dtype,
         save_statistics,
     )
-    from matsmerge.statistics.statistics_sum import combine as combine_statistics
+    from matsmerge.statistics.statistics_sum import combine_statistics
 
     parse_dtype(asked.dtype)
     check_output(asked.out, overwrite=earlier.overwrite, resume=False)
@@ -57,10 +57,10 @@ def combine(asked: Combination, earlier: Replacing, screen: Screen) -> None:
     save_statistics(combined, asked.out, asked.dtype)
     sizes = " + ".join(str(part.header.num_examples) for part in parts)
     screen.say(f"{sizes} = {combined.header.num_examples} examples in {asked.out}")
-    screen.next(f"mats merge ... --statistics {shlex.quote(str(asked.out))}, or mats inspect it")
+    screen.next(f"mats merge ... --statistics {shlex.quote(str(asked.out))}")
 
 
-class Compression(Options):
+class Compression(CommandOptions):
     """What to compress, and where to."""
 
     file: str = argument()
@@ -81,7 +81,7 @@ class Compression(Options):
 def compress(asked: Compression, earlier: Replacing, screen: Screen) -> None:
     """Keep second moments by a rank, as `mats collect --rank` does: files become small."""
     from matsmerge.statistics.collection_run import check_output
-    from matsmerge.statistics.compression import compress as compress_statistics
+    from matsmerge.statistics.compression import compress_statistics
     from matsmerge.statistics.statistics_file import (
         open_statistics,
         parse_dtype,
@@ -95,7 +95,7 @@ def compress(asked: Compression, earlier: Replacing, screen: Screen) -> None:
     )
     before, after = (format_bytes(Path(p).stat().st_size) for p in (asked.file, asked.out))
     screen.say(f"{before} in {asked.file}, {after} of rank {asked.rank} in {asked.out}")
-    screen.next(f"mats merge ... --statistics {shlex.quote(str(asked.out))}, or mats inspect it")
+    screen.next(f"mats merge ... --statistics {shlex.quote(str(asked.out))}")
 
 
 def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
@@ -123,7 +123,7 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
     }
     screen.result(content)
     _show(path, statistics, spectra, screen)
-    screen.next(f"mats inspect {shlex.quote(path)} MODEL checks that it is of a model")
+    screen.next(f"mats inspect {shlex.quote(path)} MODEL", "is it of this model?")
 
 
 def _spectra(statistics: "Statistics", screen: Screen) -> "dict[str, Spectrum]":

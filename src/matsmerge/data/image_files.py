@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matsmerge.data.row_problems import describe
+from matsmerge.data.row_problems import describe_value
 from matsmerge.errors import DataError
 from matsmerge.optional_import import import_optional
 
@@ -60,7 +60,8 @@ def image_source(value: Any, folder: Path | None) -> Any:
     if isinstance(value, (list, tuple)) or hasattr(value, "__array__"):
         return _checked_array(value)
     raise DataError(
-        f"'image': expected a path, bytes, an image of PIL or an array, found {describe(value)}"
+        f"'image': expected a path, bytes, an image of PIL or an array, "
+        f"found {describe_value(value)}"
     )
 
 

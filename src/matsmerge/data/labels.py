@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from matsmerge.data.row_problems import describe, quote
+from matsmerge.data.row_problems import describe_value, quote
 from matsmerge.errors import DataError, closest
 
 
@@ -58,7 +58,7 @@ class Labels:
         if not isinstance(number, int):
             raise DataError(
                 f"expected a label from 0 to {self.num - 1} or the name of a {self.what}, "
-                f"found {describe(number)}"
+                f"found {describe_value(number)}"
             )
         if not 0 <= number < self.num:
             raise DataError(

@@ -36,7 +36,7 @@ def quote(text: str) -> str:
     return f"'{text}'" if len(text) <= 60 else f"'{text[:57]}...' ({len(text):,} characters)"
 
 
-def describe(value: object) -> str:
+def describe_value(value: object) -> str:
     """A value and its type, short enough for a message."""
     text = repr(value[:60] if isinstance(value, (str, bytes, list, tuple)) else value)
     if len(text) > 60:

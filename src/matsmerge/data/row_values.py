@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from matsmerge.data.row_problems import describe
+from matsmerge.data.row_problems import describe_value
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import parse_json
 
@@ -12,7 +12,7 @@ def text_of(row: Mapping[str, Any], column: str) -> str:
     """A column's text."""
     value = value_of(row, column)
     if not isinstance(value, str):
-        raise DataError(f"'{column}': expected text, found {describe(value)}")
+        raise DataError(f"'{column}': expected text, found {describe_value(value)}")
     return _checked(value, column)
 
 
@@ -33,7 +33,7 @@ def list_of(row: Mapping[str, Any], column: str) -> list[Any]:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, (list, tuple)):
-        raise DataError(f"'{column}': expected a list, found {describe(value)}")
+        raise DataError(f"'{column}': expected a list, found {describe_value(value)}")
     return list(value)
 
 
@@ -43,7 +43,7 @@ def texts_of(row: Mapping[str, Any], column: str) -> list[str]:
     for position, value in enumerate(values, 1):
         if not isinstance(value, str):
             raise DataError(
-                f"'{column}': expected a list of texts, found {describe(value)} "
+                f"'{column}': expected a list of texts, found {describe_value(value)} "
                 f"at position {position}"
             )
         _checked(value, column)

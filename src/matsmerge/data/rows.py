@@ -48,6 +48,18 @@ class Data:
         """The same for the same rows in the same order, wherever they are stored."""
         return fingerprint_rows(self.rows, self.folder)
 
+    def labels_left_out(self, column: str, numbers: Sequence[int]) -> str | None:
+        """What some rows lack of the labels in a column: a file may be sorted by label."""
+        if len(numbers) == len(self) or column not in self.columns:
+            return None
+        if not isinstance(self.rows, list):  # reading all of them would take long
+            return None
+        everywhere = {str(row.get(column)) for row in self.rows}
+        missing = everywhere - {str(self.rows[n].get(column)) for n in numbers}
+        if not missing:
+            return None
+        return f"have none of {len(missing)} of the {len(everywhere)} labels; is the file sorted?"
+
 
 def read_data(source: str | Path, *, split: str | None = None) -> Data:
     """Open data.

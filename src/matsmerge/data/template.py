@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from matsmerge.data.row_problems import describe
+from matsmerge.data.row_problems import describe_value
 from matsmerge.errors import DataError, closest
 
 
@@ -108,7 +108,7 @@ class Template:
             value = row.get(name)
             if isinstance(value, bool) or not isinstance(value, (str, int, float)):
                 raise DataError(
-                    f"'{name}': expected text for the template, found {describe(value)}"
+                    f"'{name}': expected text for the template, found {describe_value(value)}"
                 )
             text += str(value)
         return text

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from matsmerge.data.measured_text import MAX_LINE_BYTES, MeasuredText, measure_text
-from matsmerge.data.row_problems import ENOUGH, describe, refuse
+from matsmerge.data.row_problems import ENOUGH, describe_value, refuse
 from matsmerge.errors import DataError
 
-Row = dict[str, Any]
+ParsedRow = dict[str, Any]
 
 _MAX_ARRAY_BYTES = 128 * 2**20  # of JSON that is one list, which is parsed as a whole
 _MAX_ARRAY_VALUES = 8_000_000
@@ -19,7 +19,7 @@ _MAX_COLUMNS = 10_000
 _BLANK = " \t\n\r"
 
 
-def _json(path: Path) -> list[Row]:
+def _json(path: Path) -> list[ParsedRow]:
     """A list of objects, or an object per line."""
     text = measure_text(path, has_lines=False)
     with text.opened(newline="") as file:
@@ -28,7 +28,7 @@ def _json(path: Path) -> list[Row]:
     return _json_array(text) if first == "[" else _json_lines(path)
 
 
-def _json_array(text: MeasuredText) -> list[Row]:
+def _json_array(text: MeasuredText) -> list[ParsedRow]:
     path = text.path
     advice = "write an object per line (jq -c '.[]'), which is read line by line"
     if text.num_bytes > _MAX_ARRAY_BYTES:
@@ -44,15 +44,15 @@ def _json_array(text: MeasuredText) -> list[Row]:
     except RecursionError as error:
         raise DataError(f"{path}: damaged JSON (nested too deeply)") from error
     refuse(
-        f"{path}: item {n}: expected an object, found {describe(row)}"
+        f"{path}: item {n}: expected an object, found {describe_value(row)}"
         for n, row in enumerate(rows, 1)
         if not isinstance(row, dict)
     )
     return list(rows)
 
 
-def _json_lines(path: Path) -> list[Row]:
-    rows: list[Row] = []
+def _json_lines(path: Path) -> list[ParsedRow]:
+    rows: list[ParsedRow] = []
     problems: list[str] = []
     # Not universal newlines: JSON strings may hold other line separators as they are.
     with measure_text(path).opened(newline="\n") as file:
@@ -73,15 +73,17 @@ def _json_lines(path: Path) -> list[Row]:
             if isinstance(row, dict):
                 rows.append(row)
             else:
-                problems.append(f"{path}: line {number}: expected an object, found {describe(row)}")
+                problems.append(
+                    f"{path}: line {number}: expected an object, found {describe_value(row)}"
+                )
     refuse(problems)
     return rows
 
 
-def _delimited(path: Path, delimiter: str) -> list[Row]:
+def _delimited(path: Path, delimiter: str) -> list[ParsedRow]:
     """Rows under a header line; all values are strings."""
     limit = csv.field_size_limit(MAX_LINE_BYTES)  # Python's own is 128 KiB
-    rows: list[Row] = []
+    rows: list[ParsedRow] = []
     problems: list[str] = []
     try:
         with measure_text(path).opened(newline="") as file:
@@ -112,12 +114,12 @@ def _header(path: Path, names: list[str]) -> list[str]:
     if len(set(names)) < len(names) or "" in names:
         raise DataError(
             f"{path}: line 1: expected a header with a different name for each column, "
-            f"found {describe(names)}"
+            f"found {describe_value(names)}"
         )
     return names
 
 
-TEXT_FORMATS: dict[str, Callable[[Path], list[Row]]] = {
+TEXT_FORMATS: dict[str, Callable[[Path], list[ParsedRow]]] = {
     ".jsonl": _json_lines,
     ".ndjson": _json_lines,
     ".json": _json,

@@ -17,14 +17,14 @@ from matsmerge.checkpoints.alignment import Alignment
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
-from matsmerge.engine.merge_inputs import Inputs, adapted
+from matsmerge.engine.merge_inputs import MergeInputs, adapted
 from matsmerge.errors import RecipeError
 from matsmerge.linalg.low_rank import nearest_factors
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule
 
 # What became of each layer of a LoRA, by module: rank, and the share of the change it keeps.
-Kept = dict[str, dict[str, Any]]
+KeptEnergy = dict[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Finish:
     """The last step of a merge of adapters, which are small and merged in memory."""
 
     specs: Mapping[str, TensorSpec]  # of what is written
-    make: Callable[[Checkpoint], tuple[Checkpoint, Kept]]  # from the merged values
+    make: Callable[[Checkpoint], tuple[Checkpoint, KeptEnergy]]  # from the merged values
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class AdapterOutput:
 
 
 def plan_output(
-    recipe: Recipe, inputs: Inputs, alignment: Alignment, rules: Mapping[str, Rule]
+    recipe: Recipe, inputs: MergeInputs, alignment: Alignment, rules: Mapping[str, Rule]
 ) -> AdapterOutput:
     """Plan the output of a merge of adapters; that of full models is empty."""
     if inputs.view == "vectors":
@@ -70,7 +70,7 @@ def plan_output(
     return output
 
 
-def _vectors(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutput:
+def _vectors(recipe: Recipe, inputs: MergeInputs, alignment: Alignment) -> AdapterOutput:
     adapters = list(inputs.adapters.values())
     content = ia3_config(adapters, _modules_to_save(inputs, alignment))
     if inputs.writes_adapter:
@@ -79,7 +79,7 @@ def _vectors(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOut
     return AdapterOutput(finish=_folding(recipe, inputs, content, specs))
 
 
-def _folded(recipe: Recipe, inputs: Inputs, alignment: Alignment) -> AdapterOutput:
+def _folded(recipe: Recipe, inputs: MergeInputs, alignment: Alignment) -> AdapterOutput:
     """The layers of a LoRA: all weights that some adapter changes."""
     dtype, models = _dtype(recipe, inputs), inputs.on_base.values()
     layers: dict[str, LoraLayer] = {}
@@ -151,7 +151,7 @@ def check_rank(rank: int, layers: Mapping[str, LoraLayer]) -> None:
 
 
 def _joint(
-    recipe: Recipe, inputs: Inputs, alignment: Alignment, rules: Mapping[str, Rule]
+    recipe: Recipe, inputs: MergeInputs, alignment: Alignment, rules: Mapping[str, Rule]
 ) -> AdapterOutput:
     space, dtype = inputs.space, _dtype(recipe, inputs)
     assert space is not None
@@ -171,9 +171,9 @@ def _joint(
         spec = reference.spec(n)
         specs[written] = TensorSpec(recipe.torch_dtype or spec.dtype, spec.shape)
 
-    def make(merged: Checkpoint) -> tuple[Checkpoint, Kept]:
+    def make(merged: Checkpoint) -> tuple[Checkpoint, KeptEnergy]:
         tensors: dict[str, Tensor] = {written: merged[n] for n, written in names.items()}
-        kept: Kept = {}
+        kept: KeptEnergy = {}
         for layer in layers:
             weight = f"{layer.module}.weight"
             rule = rules[weight] if is_concatenated else None
@@ -186,7 +186,7 @@ def _joint(
         return AdapterOutput(content, finish=Finish(specs, make))
     folding = _folding(recipe, inputs, content, specs)
 
-    def fold(merged: Checkpoint) -> tuple[Checkpoint, Kept]:
+    def fold(merged: Checkpoint) -> tuple[Checkpoint, KeptEnergy]:
         adapter, kept = make(merged)
         return folding.make(adapter)[0], kept
 
@@ -211,7 +211,7 @@ def _factors(
 
 
 def _folding(
-    recipe: Recipe, inputs: Inputs, content: Mapping[str, Any], specs: Mapping[str, TensorSpec]
+    recipe: Recipe, inputs: MergeInputs, content: Mapping[str, Any], specs: Mapping[str, TensorSpec]
 ) -> Finish:
     """Fold a merged adapter into its base."""
     base, first = inputs.pretrained, next(iter(inputs.adapters.values()))
@@ -227,13 +227,13 @@ def _folding(
         for name, spec in outline.specs.items()
     }
 
-    def make(merged: Checkpoint) -> tuple[Checkpoint, Kept]:
+    def make(merged: Checkpoint) -> tuple[Checkpoint, KeptEnergy]:
         return adapted(base, make_adapter(merged, config)), {}
 
     return Finish(written, make)
 
 
-def _dtype(recipe: Recipe, inputs: Inputs) -> torch.dtype:
+def _dtype(recipe: Recipe, inputs: MergeInputs) -> torch.dtype:
     """The dtype of a LoRA: the one asked for, or that of the first adapter."""
     if recipe.torch_dtype is not None:
         return recipe.torch_dtype
@@ -242,7 +242,7 @@ def _dtype(recipe: Recipe, inputs: Inputs) -> torch.dtype:
     return adapter.checkpoint.specs[next(iter(parts.values()))].dtype
 
 
-def _modules_to_save(inputs: Inputs, alignment: Alignment) -> list[str]:
+def _modules_to_save(inputs: MergeInputs, alignment: Alignment) -> list[str]:
     """Modules that adapters bring whole, but for heads that are kept apart."""
     found = {
         module
@@ -260,7 +260,10 @@ def _modules_to_save(inputs: Inputs, alignment: Alignment) -> list[str]:
 
 
 def _lora_content(
-    inputs: Inputs, alignment: Alignment, layers: Sequence[LoraLayer], parameters: Iterable[str]
+    inputs: MergeInputs,
+    alignment: Alignment,
+    layers: Sequence[LoraLayer],
+    parameters: Iterable[str],
 ) -> dict[str, Any]:
     """The first adapter's configuration for layers, and parameters that are brought whole."""
     configs = [adapter.config for adapter in inputs.adapters.values()]

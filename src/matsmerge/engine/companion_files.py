@@ -7,7 +7,7 @@ import torch
 
 from matsmerge.adapters.adapter import CONFIG
 from matsmerge.checkpoints.checkpoint import dtype_name
-from matsmerge.checkpoints.companions import add_chat_template, copy_companions, read_json
+from matsmerge.checkpoints.companions import add_chat_template, copy_companions, read_object
 from matsmerge.checkpoints.safetensors_header import encode_header
 from matsmerge.engine.model_card import make_mergekit_config, make_model_card
 from matsmerge.engine.prepared_merge import PreparedMerge
@@ -56,7 +56,7 @@ def loader_of(folder: Path) -> tuple[str | None, str | None]:
         return "peft", "AutoPeftModel"
     if not (folder / "config.json").exists():
         return None, None
-    classes = read_json(folder / "config.json").get("architectures")
+    classes = read_object(folder / "config.json").get("architectures")
     name = str(classes[0]) if isinstance(classes, list) and classes else ""
     return "transformers", name if name.isidentifier() else "AutoModel"
 

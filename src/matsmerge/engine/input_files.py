@@ -16,6 +16,7 @@ from matsmerge.checkpoints.input_file import InputFile, digest, look_at
 from matsmerge.engine.executor import Executor, Piece, map_pieces
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.errors import CheckpointError, OutputError, ResourceError
+from matsmerge.files.mirror import each_at_once
 from matsmerge.problems import reworded
 from matsmerge.progress import Progress
 
@@ -55,7 +56,12 @@ class InputFiles:
         else:
             advice = "; what was done is kept; continue with --resume when it can be read"
             with reworded(after=advice, error_type=ResourceError):  # nothing need be lost for that
-                changed = [file.path for file in self.files if look_at(file.path) != file]
+                found_now = each_at_once(look_at, [file.path for file in self.files])
+                changed = [
+                    file.path
+                    for file, look in zip(self.files, found_now, strict=True)
+                    if look() != file
+                ]
         CheckpointError.raise_all(
             f"{path}: was changed while it was in use; nothing was written, since it would be a "
             "mixture. Merge again when the file is complete"

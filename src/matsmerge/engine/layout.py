@@ -68,7 +68,7 @@ def make_layout(
     return Layout(tuple(shards), {f"{stem}.safetensors.index.json": text})
 
 
-def place_of(shard: Shard, name: str, start: int, values: Tensor) -> tuple[int, memoryview]:
+def bytes_at(shard: Shard, name: str, start: int, values: Tensor) -> tuple[int, memoryview]:
     """Where in its file a tensor's elements from `start` on begin, and their bytes."""
     offset = shard.offsets[name] + start * values.element_size()
     return offset, values.view(torch.uint8).numpy().data
@@ -105,7 +105,7 @@ class ShardFiles:
     def write(self, name: str, start: int, values: Tensor) -> None:
         """Put a tensor's elements from `start` on where they belong."""
         shard = self.shard_of[name]
-        offset, view = place_of(shard, name, start, values)
+        offset, view = bytes_at(shard, name, start, values)
         while len(view):
             count = os.pwrite(self.descriptor(shard), view, offset)
             view, offset = view[count:], offset + count

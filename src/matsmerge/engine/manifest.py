@@ -3,7 +3,7 @@
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,10 @@ from typing import Any
 from matsmerge.checkpoints.checkpoint import Checkpoint, dtype_name
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.public_names import public_name, public_text
-from matsmerge.engine.adapter_output import Kept
+from matsmerge.engine.adapter_output import KeptEnergy
 from matsmerge.engine.layout import Layout
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.worker import Receipt
-from matsmerge.files.remote_file import cache_bytes
 from matsmerge.files.whole_outputs import whole_file
 from matsmerge.methods.site import Measured
 from matsmerge.recipes.rules import Rule
@@ -23,25 +22,26 @@ from matsmerge.version import __version__, versions
 
 
 @dataclass(frozen=True)
-class Outcome:
+class MergeOutcome:
     """What a merge has made, before it is written: a model for each iteration."""
 
     models: Mapping[int | None, Checkpoint]
     measured: Mapping[str, Measured]
     receipts: Mapping[int, Receipt]
-    kept: Kept = field(default_factory=dict)  # of layers of a LoRA that were factored at the end
+    # Of layers of a LoRA that were factored at the end.
+    kept: KeptEnergy = field(default_factory=dict)
 
 
-def describe_inputs(prepared: PreparedMerge, *, is_here: bool = True) -> list[dict[str, Any]]:
-    """What is merged; where it is merged here, what is fetched for that from a store is kept."""
-    # Most blocks hold some of what is looked at, and each request takes its time.
-    keep = is_here and prepared.plan.num_input_bytes <= cache_bytes() // 2
+def describe_inputs(
+    prepared: PreparedMerge, identified: Callable[[Checkpoint], str | None] = fingerprint
+) -> list[dict[str, Any]]:
+    """What is merged, with what each model and its statistics are `identified` by."""
     return (
         [
             {
                 "name": model.name,
                 "source": public_name(model.checkpoint.label),
-                "fingerprint": fingerprint(model.checkpoint, keep=keep),
+                "fingerprint": identified(model.checkpoint),
             }
             for model in prepared.alignment.everyone
         ]
@@ -49,7 +49,7 @@ def describe_inputs(prepared: PreparedMerge, *, is_here: bool = True) -> list[di
             {
                 "name": model.name,
                 "statistics": public_name(one.label),
-                "fingerprint": fingerprint(one.statistics.arrays, keep=keep),
+                "fingerprint": identified(one.statistics.arrays),
                 "num_examples": {n: s.num_examples for n, s in one.statistics.header.sets.items()},
             }
             for model, one in zip(prepared.alignment.models, prepared.evidence, strict=False)
@@ -66,7 +66,7 @@ def describe_inputs(prepared: PreparedMerge, *, is_here: bool = True) -> list[di
     )
 
 
-def identify(
+def identify_merge(
     prepared: PreparedMerge, layout: Layout, inputs: list[dict[str, Any]], allow_nonfinite: bool
 ) -> str:
     """What must be the same for a merge to be resumed; it may go on on another device."""
@@ -79,7 +79,7 @@ def identify(
 def make_manifest(
     prepared: PreparedMerge,
     inputs: list[dict[str, Any]],
-    outcome: Outcome,
+    outcome: MergeOutcome,
 ) -> dict[str, Any]:
     """What was done. No times in it: the same merge gives the same bytes."""
     rules = list(dict.fromkeys(p.rule for p in prepared.plan.parameters))

@@ -11,7 +11,7 @@ from matsmerge.engine.executor import Executor, Piece, map_pieces
 from matsmerge.engine.plan import Job, Parameter, Plan, make_jobs
 from matsmerge.engine.worker import Worker
 from matsmerge.methods.method import Pass
-from matsmerge.methods.site import Measured, Task
+from matsmerge.methods.site import Measured, SiteTask
 from matsmerge.progress import Progress
 
 
@@ -65,7 +65,7 @@ def _drive(parameter: Parameter, num_elements: int, run: Callable[[Pass], list[A
     """Run the passes a method asks for until it knows enough."""
     rule = parameter.rule
     tasks = [
-        Task("", weight, shares, 0, 0, _no_values)
+        SiteTask("", weight, shares, 0, 0, _no_values)
         for weight, shares in zip(rule.weights, rule.shares, strict=True)
     ]
     measuring = rule.method.measure(tasks, num_elements)

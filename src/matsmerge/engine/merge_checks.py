@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from matsmerge.engine.merge_inputs import Inputs
+from matsmerge.engine.merge_inputs import MergeInputs
 from matsmerge.engine.plan import Plan
 from matsmerge.errors import RecipeError, StatisticsError
 from matsmerge.methods.method import Method
@@ -10,7 +10,7 @@ from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule
 
 
-def check_start(recipe: Recipe, inputs: Inputs) -> None:
+def check_start(recipe: Recipe, inputs: MergeInputs) -> None:
     """Refuse methods that need a base where there is none; adapters know theirs."""
     if inputs.base is not None:
         return
@@ -21,7 +21,7 @@ def check_start(recipe: Recipe, inputs: Inputs) -> None:
     )
 
 
-def check_modules(inputs: Inputs) -> None:
+def check_modules(inputs: MergeInputs) -> None:
     """Refuse (IA)^3 adapters of different modules, where one model runs with all their vectors."""
     (label, first), *others = ((a.label, set(a.modules)) for a in inputs.adapters.values())
     RecipeError.raise_all(

@@ -39,7 +39,7 @@ class _Rule(Content):
     otherwise: str = ""
 
 
-class _Layer(Content):
+class _LayerContent(Content):
     rank: Count
     energy: float
 
@@ -83,7 +83,7 @@ class MergeContent(_RecipeContent):
     inputs: list[_Input] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     heads: dict[str, list[str]] = Field(default_factory=dict)
-    lora: dict[str, _Layer] = Field(default_factory=dict)
+    lora: dict[str, _LayerContent] = Field(default_factory=dict)
     rules: list[_Rule] = Field(default_factory=list)
     parameters: dict[str, _Parameter]
 

@@ -28,14 +28,14 @@ from matsmerge.problems import noted
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.tasks.kinds import names_in_base
 
-View = Literal["full", "vectors", "folded", "joint"]
+AdapterView = Literal["full", "vectors", "folded", "joint"]
 
 
 @dataclass(frozen=True)
-class Inputs:
+class MergeInputs:
     """Checkpoints to merge, and what they were made from."""
 
-    view: View
+    view: AdapterView
     models: Mapping[str, Checkpoint]
     base: Checkpoint | None  # what task vectors are taken from
     pretrained: Checkpoint | None = None  # the model that adapters are on, if it was needed
@@ -47,7 +47,7 @@ class Inputs:
     notes: tuple[str, ...] = ()
 
 
-def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
+def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> MergeInputs:
     """Open all models and the base, and see what they are."""
     wanted = {str(entry.name): sources.get(str(entry.name), entry.model) for entry in recipe.models}
     if recipe.base is not None:
@@ -58,7 +58,7 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
     for name, source in wanted.items():
         with noted(problems, CheckpointError):
             label = None if isinstance(source, (str, Path)) else name
-            opened[name] = open_model(source, label)
+            opened[name] = open_input(source, label)
             adapter = read_adapter(opened[name])
             if adapter is not None:
                 adapters[name] = adapter
@@ -68,7 +68,7 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
     base = opened.pop("base", None)
     view, writes_adapter = _choose_view(recipe, adapters)
     if view == "full":
-        return Inputs(view, opened, base)
+        return MergeInputs(view, opened, base)
     heads = {n for a in adapters.values() for n in a.heads} if len(opened) > 1 else set()
     brings_values = any(_adds_to_biases(a) or a.values.keys() - heads for a in adapters.values())
     notes = _check_bases(adapters, base)
@@ -78,7 +78,9 @@ def gather_inputs(recipe: Recipe, sources: Mapping[str, Source]) -> Inputs:
         base = open_base(next(iter(adapters.values())))
     is_folded = view == "folded" and not writes_adapter
     on_base = {} if base is None else _put_on(base, adapters, is_folded=is_folded)
-    inputs = Inputs(view, opened, base, base, adapters, on_base, writes_adapter, notes=tuple(notes))
+    inputs = MergeInputs(
+        view, opened, base, base, adapters, on_base, writes_adapter, notes=tuple(notes)
+    )
     if view == "vectors":
         return _as_vectors(inputs, heads)
     return _joint(inputs, heads, recipe.align) if view == "joint" else _folded(inputs)
@@ -96,15 +98,15 @@ class FoldedModel(AdaptedCheckpoint):
         return self  # neither of the two says alone what it is
 
 
-def open_model(source: Source, label: str | None = None) -> Checkpoint:
+def open_input(source: Source, label: str | None = None) -> Checkpoint:
     """Open a checkpoint, or a model with an adapter on it."""
     name, plus, added = source.partition("+") if isinstance(source, str) else ("", "", "")
     if not plus or local_path(str(source)).exists():
         return open_checkpoint(source, label)
-    return fold_into(open_checkpoint(name), added, label or str(source))
+    return fold_adapter(open_checkpoint(name), added, label or str(source))
 
 
-def fold_into(model: Checkpoint, added: str, label: str) -> Checkpoint:
+def fold_adapter(model: Checkpoint, added: str, label: str) -> Checkpoint:
     """A model with an adapter folded in."""
     adapter = read_adapter(open_checkpoint(added))
     if adapter is None:
@@ -114,7 +116,7 @@ def fold_into(model: Checkpoint, added: str, label: str) -> Checkpoint:
     return folded
 
 
-def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> tuple[View, bool]:
+def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> tuple[AdapterView, bool]:
     """How to merge these models, if they can be merged as asked for; and whether as an adapter."""
     kinds = {adapter.kind for adapter in adapters.values()}
     all_of = kinds.pop() if len(kinds) == 1 and len(adapters) == len(recipe.models) else None
@@ -195,7 +197,7 @@ def _adds_to_biases(adapter: Adapter) -> bool:
     return any("B.bias" in parts for parts in adapter.modules.values())
 
 
-def _folded(inputs: Inputs) -> Inputs:
+def _folded(inputs: MergeInputs) -> MergeInputs:
     base = inputs.base
     assert base is not None
     models = {**inputs.models, **inputs.on_base}
@@ -219,7 +221,7 @@ def adapted(base: Checkpoint, adapter: Adapter) -> AdaptedCheckpoint:
     return AdaptedCheckpoint(base, adapter, names_in_base(adapter, base))
 
 
-def _as_vectors(inputs: Inputs, heads: set[str]) -> Inputs:
+def _as_vectors(inputs: MergeInputs, heads: set[str]) -> MergeInputs:
     adapters = list(inputs.adapters.values())
     vectors = {t: spec for a in reversed(adapters) for t, spec in _vectors(a).items()}
     names = {n: PREFIX + n for a in adapters for n in a.values}
@@ -240,7 +242,7 @@ def _vectors(adapter: Adapter) -> dict[str, TensorSpec]:
     return {t: specs[t] for parts in adapter.modules.values() for t in parts.values()}
 
 
-def _joint(inputs: Inputs, heads: set[str], align: str | None) -> Inputs:
+def _joint(inputs: MergeInputs, heads: set[str], align: str | None) -> MergeInputs:
     kind = CoreSpace if align == "core_space" else JointSpace
     space = kind(list(inputs.adapters.values()))
     weights = {f"{module}.weight" for module in space.modules}
@@ -263,7 +265,7 @@ def _joint(inputs: Inputs, heads: set[str], align: str | None) -> Inputs:
 
 
 def _values(
-    inputs: Inputs, heads: set[str], names: Mapping[str, str]
+    inputs: MergeInputs, heads: set[str], names: Mapping[str, str]
 ) -> Iterator[tuple[dict[str, TensorSpec], dict[str, Stored]]]:
     """Parameters that each adapter brings whole, and last those of the base, which others share.
 

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
+from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
-from matsmerge.engine.adapter_output import Kept
+from matsmerge.checkpoints.input_file import has_versions
+from matsmerge.engine.adapter_output import KeptEnergy
 from matsmerge.engine.companion_files import write_companions
 from matsmerge.engine.devices import spread
 from matsmerge.engine.evidence import check_values
@@ -23,9 +25,9 @@ from matsmerge.engine.input_files import find_input_files
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES, ShardFiles, make_layout
 from matsmerge.engine.local_executor import LocalExecutor, gave_out
 from matsmerge.engine.manifest import (
-    Outcome,
+    MergeOutcome,
     describe_inputs,
-    identify,
+    identify_merge,
     make_manifest,
     write_trace,
 )
@@ -64,7 +66,7 @@ class RunOptions:
         check_executor(self.executor)
 
 
-def merge_in_memory(prepared: PreparedMerge, options: RunOptions) -> Outcome:
+def merge_in_memory(prepared: PreparedMerge, options: RunOptions) -> MergeOutcome:
     """Merge into tensors of this process, which are the outcome's models."""
     if not options.executor.shares_memory:
         raise ResourceError(
@@ -73,7 +75,7 @@ def merge_in_memory(prepared: PreparedMerge, options: RunOptions) -> Outcome:
         )
     input_files = find_input_files(prepared)
     check_values(prepared.evidence, prepared.methods, options.executor, options.progress)
-    run = _Run(prepared, options)
+    run = _MergeRun(prepared, options)
     outcome = run.merge_apart(run.measure())
     if prepared.output.finish is not None:
         models = {at: MergedTensors(prepared.written) for at in outcome.models}
@@ -88,7 +90,7 @@ def merge_to_folder(
     prepared: PreparedMerge,
     target: Path,
     options: RunOptions | None = None,
-    outcome: Outcome | None = None,
+    outcome: MergeOutcome | None = None,
 ) -> Path:
     """Write the merged model; the folder appears when it is complete.
 
@@ -110,14 +112,18 @@ def merge_to_folder(
     if options.verify:
         input_files.read_digests(executor, progress)
     check_values(prepared.evidence, prepared.methods, executor, progress)
-    inputs = describe_inputs(prepared, is_here=not isinstance(executor, Distant))
-    identity = identify(prepared, layout, inputs, options.allow_nonfinite)
+    identified = cache(fingerprint)
+    # Of what is in a store the journal notes the version. Its fingerprint is made at the end, when
+    # the blocks that it is made of are likely to be here.
+    known = describe_inputs(prepared, lambda c: None if has_versions(c.files) else identified(c))
+    identity = identify_merge(prepared, layout, known, options.allow_nonfinite)
     output = OutputFolder(target, prepared, layout, identity, input_files, distant)
     output.open(resume=options.resume)
     if output.is_there:
         return target
     try:
-        manifest = _Run(prepared, options).fill(output, inputs, outcome)
+        describe = partial(describe_inputs, prepared, identified)
+        manifest = _MergeRun(prepared, options).fill(output, describe, outcome)
         input_files.check(executor, progress)
         if options.trace is not None:
             write_trace(options.trace, manifest)
@@ -137,7 +143,7 @@ def merge_to_folder(
 
 
 def _sender(
-    prepared: PreparedMerge, target: Path, executor: Executor, outcome: Outcome | None
+    prepared: PreparedMerge, target: Path, executor: Executor, outcome: MergeOutcome | None
 ) -> Distant | None:
     """The executor, if its workers are to send what they merge to a remote store themselves.
 
@@ -165,7 +171,7 @@ def _check_output(
 
 
 @dataclass(frozen=True)
-class _Run:
+class _MergeRun:
     """A merge at work."""
 
     prepared: PreparedMerge
@@ -212,7 +218,9 @@ class _Run:
             yield receipt
             progress.advance(sizes[receipt.job_index])
 
-    def merge_apart(self, measured: Mapping[str, Measured], folder: Path | None = None) -> Outcome:
+    def merge_apart(
+        self, measured: Mapping[str, Measured], folder: Path | None = None
+    ) -> MergeOutcome:
         """Merge into memory, or into files in a `folder` that all workers see, and read these."""
         prepared, written = self.prepared, self.prepared.plan.written
         models: dict[int | None, Checkpoint] = {}
@@ -233,14 +241,17 @@ class _Run:
                     own.close()
                     stored = own.open()
                     models[at] = InMemoryCheckpoint("merged", {n: stored[n] for n in written})
-        kept: Kept = {}
+        kept: KeptEnergy = {}
         if prepared.output.finish is not None:
             for at, merged in models.items():
                 models[at], kept = prepared.output.finish.make(merged)
-        return Outcome(models, measured, {r.job_index: r for r in receipts}, kept)
+        return MergeOutcome(models, measured, {r.job_index: r for r in receipts}, kept)
 
     def fill(
-        self, output: OutputFolder, inputs: list[dict[str, Any]], outcome: Outcome | None
+        self,
+        output: OutputFolder,
+        describe: Callable[[], list[dict[str, Any]]],
+        outcome: MergeOutcome | None,
     ) -> dict[str, Any]:
         """Write everything but the manifest, which is returned."""
         prepared = self.prepared
@@ -259,8 +270,8 @@ class _Run:
                 measured, output.sinks, lambda: shards[FINAL].open(), done, output.staging
             ):
                 output.note_finished(receipt)
-            outcome = Outcome({}, measured, output.finished)
-        manifest = make_manifest(prepared, inputs, outcome)
+            outcome = MergeOutcome({}, measured, output.finished)
+        manifest = make_manifest(prepared, describe(), outcome)
         for at, files in output.shards.items():
             write_companions(prepared, files.folder, output.target.name, at)
             if prepared.heads is not None:

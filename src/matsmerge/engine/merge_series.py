@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.decoded_checkpoint import decode
+from matsmerge.checkpoints.decoded_checkpoint import decode_checkpoint
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.checkpoints.source import Source
 from matsmerge.engine.manifest import describe_inputs
 from matsmerge.engine.merge_file import read_merge_file
-from matsmerge.engine.merge_inputs import fold_into
+from matsmerge.engine.merge_inputs import fold_adapter
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.output_folder import MANIFEST, is_merge
-from matsmerge.engine.prepared_merge import PreparedMerge, prepare
+from matsmerge.engine.prepared_merge import PreparedMerge, prepare_merge
 from matsmerge.errors import MatsError, RecipeError
 from matsmerge.problems import noted
 from matsmerge.recipes.recipe import Recipe
@@ -25,7 +25,7 @@ from matsmerge.version import versions
 def prepare_series(recipes: Sequence[Recipe], *, force: bool = False) -> list[PreparedMerge]:
     """Check and plan recipes, each after those it uses; of these nothing needs to be made yet."""
     if len(recipes) == 1:
-        return [prepare(recipes[0], force=force)]
+        return [prepare_merge(recipes[0], force=force)]
     made: dict[str, Checkpoint] = {}
     prepared: list[PreparedMerge] = []
     problems: list[str] = []
@@ -34,7 +34,7 @@ def prepare_series(recipes: Sequence[Recipe], *, force: bool = False) -> list[Pr
         if any(name not in made for name in uses_of(recipe, names)):
             continue  # what it uses has problems already
         with noted(problems, before=f"{recipe.name or 'the result'}: "):
-            one = prepare(recipe, _sources(recipe, made), force=force)
+            one = prepare_merge(recipe, _sources(recipe, made), force=force)
             prepared.append(one)
             if recipe.name is not None:
                 made[recipe.name] = _stand_in(one, recipe.name)
@@ -56,11 +56,11 @@ def merge_series(
     made: dict[str, Path] = {}
     for recipe in recipes[:-1]:
         place = made[str(recipe.name)] = folder / str(recipe.name)
-        prepared = prepare(recipe, _sources(recipe, made))
+        prepared = prepare_merge(recipe, _sources(recipe, made))
         if not _is_made(prepared, place):
             overwrite = options.overwrite or kept is None
             merge_to_folder(prepared, place, replace(options, overwrite=overwrite, trace=None))
-    merge_to_folder(prepare(recipes[-1], _sources(recipes[-1], made)), target, options)
+    merge_to_folder(prepare_merge(recipes[-1], _sources(recipes[-1], made)), target, options)
     if kept is None:
         shutil.rmtree(folder)
 
@@ -93,7 +93,7 @@ def _sources(recipe: Recipe, made: Mapping[str, Source]) -> dict[str, Source]:
             continue
         source = made[used]
         if plus and isinstance(source, Checkpoint):
-            found[name] = fold_into(source, adapter, model)
+            found[name] = fold_adapter(source, adapter, model)
         else:
             found[name] = f"{source}+{adapter}" if plus else source
     return found
@@ -114,4 +114,4 @@ def _stand_in(prepared: PreparedMerge, name: str) -> Checkpoint:
             copied[p.written_as] = Stored(source.checkpoint, source.names[p.name])
     result = FilledCheckpoint(name, prepared.written, copied)
     result.folder = prepared.companions[0].parent if prepared.companions else None
-    return decode(result)
+    return decode_checkpoint(result)

@@ -20,7 +20,7 @@ from matsmerge.checkpoints.input_file import InputFile
 from matsmerge.checkpoints.token_rows import TokenRows
 from matsmerge.checkpoints.tokenizer_edits import AddedToken, TokenizerEdits, read_token_ids
 from matsmerge.checkpoints.tokenizers import TOKENIZER, is_tokenizer_file
-from matsmerge.engine.merge_inputs import Inputs
+from matsmerge.engine.merge_inputs import MergeInputs
 from matsmerge.engine.model_tokenizers import ModelTokenizers
 from matsmerge.errors import RecipeError
 from matsmerge.problems import counted, listed, noted, reworded
@@ -93,7 +93,9 @@ class MergedVocabulary:
         return [*self.assumed, *([said] if zero else [])]
 
 
-def merge_vocabularies(recipe: Recipe, inputs: Inputs, of: Checkpoint | None) -> MergedVocabulary:
+def merge_vocabularies(
+    recipe: Recipe, inputs: MergeInputs, of: Checkpoint | None
+) -> MergedVocabulary:
     """The vocabulary that a recipe asks for; `of` is the model whose configuration is written."""
     spec = recipe.tokenizer
     assert spec is not None

@@ -8,7 +8,7 @@ from matsmerge.checkpoints.input_file import InputFile, look_at
 from matsmerge.checkpoints.source import contained, local_path, open_checkpoint, resolved
 from matsmerge.checkpoints.token_rows import num_embedded
 from matsmerge.checkpoints.tokenizers import Tokenizer, digest_files, read_tokenizer
-from matsmerge.engine.merge_inputs import Inputs
+from matsmerge.engine.merge_inputs import MergeInputs
 from matsmerge.errors import CheckpointError, RecipeError, closest
 from matsmerge.problems import listed, noted
 from matsmerge.recipes.recipe import Recipe
@@ -22,7 +22,7 @@ class ModelTokenizers:
     """The tokenizers of all models, by name; that of the base as `base`."""
 
     recipe: Recipe
-    inputs: Inputs
+    inputs: MergeInputs
     read: dict[str, Tokenizer] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)  # rows of each model's embeddings
     notes: list[str] = field(default_factory=list)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from matsmerge.checkpoints.alignment import AlignedModel, Alignment
 from matsmerge.checkpoints.checkpoint import Buffer, Checkpoint, TensorSpec
-from matsmerge.checkpoints.token_rows import PermutedRows, Table, TokenRows, resized
+from matsmerge.checkpoints.token_rows import PermutedRows, RowOrigins, TokenRows, resized
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.triangle import pack_upper, unpack_upper
 from matsmerge.methods.layer import Layer, Round
@@ -40,7 +40,7 @@ def _permuted(rows: TokenRows, evidence: Evidence, model: AlignedModel) -> Check
         keys |= {f"{kind}/{n}" for kind in kinds for n in evidence.names_of(name)}
         for m in evidence.maps_of(name):
             keys.add(f"inputs/{m.inputs}" if m.layout == "embedding" else f"outputs/{m.module}")
-    tables: dict[str, Table] = {}
+    tables: dict[str, RowOrigins] = {}
     triangles: dict[str, Tensor] = {}
     problems = []
     for array, spec in arrays.specs.items():
@@ -50,7 +50,7 @@ def _permuted(rows: TokenRows, evidence: Evidence, model: AlignedModel) -> Check
             triangles[array] = own
         elif forms[array] in ("diagonal", "full", "sketch") and spec.shape[0] == size:
             nothing = torch.zeros(rows.num_rows, dtype=torch.bool)
-            tables[array] = Table(own, (), nothing, (rows.num_rows, *spec.shape[1:]))
+            tables[array] = RowOrigins(own, (), nothing, (rows.num_rows, *spec.shape[1:]))
         else:
             problems.append(
                 f"{evidence.label}: array '{array}' ({forms[array]}, {list(spec.shape)}) cannot be "
@@ -71,7 +71,7 @@ class _PermutedArrays(PermutedRows):
     """Arrays by token; `triangles` are of matrices (tokens, tokens)."""
 
     def __init__(
-        self, of: Checkpoint, tables: Mapping[str, Table], triangles: Mapping[str, Tensor]
+        self, of: Checkpoint, tables: Mapping[str, RowOrigins], triangles: Mapping[str, Tensor]
     ) -> None:
         super().__init__(of, tables)
         self._triangles = triangles

@@ -233,7 +233,7 @@ def make_plan(
     if output.layers:
         written = output.layers.keys() | output.names.keys()
         parameters = [p for p in parameters if p.name in written]
-    layers = find_layers(parameters, evidence)
+    layers = find_all_layers(parameters, evidence)
     by_name = {p.name: p for p in parameters}
     layered = {name for layer in layers for name in layer.parameters}
     first = make_layer_jobs(layers, by_name, alignment, num_kept)
@@ -268,7 +268,7 @@ def _fused_experts(alignment: Alignment) -> dict[str, tuple[tuple[str, int], tup
     }
 
 
-def find_layers(parameters: Sequence[Parameter], evidence: Sequence[Evidence]) -> list[Layer]:
+def find_all_layers(parameters: Sequence[Parameter], evidence: Sequence[Evidence]) -> list[Layer]:
     """The layers of all methods that merge such; every problem at once."""
     by_name = {p.name: p for p in parameters}
     of_rules: dict[Rule, list[str]] = {}

@@ -64,7 +64,7 @@ def poor_models(recipe: Recipe, evidence: Sequence[Evidence]) -> Iterator[str]:
         if marks is not None and marks.is_poor:
             yield (
                 f"{entry.name} is a poor model: of the {marks.num} examples its statistics are of "
-                f"it gets {marks.accuracy:.0%} right, where always the commonest label would be in "
+                f"it gets {marks.accuracy:.0%} right, and always giving the most frequent label "
                 f"{marks.majority:.0%}. A merge that matches it closely repeats its mistakes; "
                 "`mats advise` says how much weight to give it, or which other method to use"
             )

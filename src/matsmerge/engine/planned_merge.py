@@ -10,7 +10,7 @@ from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.engine.executor import Executor, check_executor
 from matsmerge.engine.layout import DEFAULT_SHARD_BYTES
 from matsmerge.engine.local_executor import LocalExecutor
-from matsmerge.engine.manifest import Outcome, describe_inputs, make_manifest
+from matsmerge.engine.manifest import MergeOutcome, describe_inputs, make_manifest
 from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.engine.merge_run import RunOptions, merge_in_memory, merge_to_folder
 from matsmerge.engine.merge_series import merge_series
@@ -153,7 +153,7 @@ class PlannedMerge:
         return Merged(report, self.notes, seconds, made, last, _write=save)
 
     def _save(
-        self, outcome: Outcome, allow_nonfinite: bool, folder: str | Path, overwrite: bool
+        self, outcome: MergeOutcome, allow_nonfinite: bool, folder: str | Path, overwrite: bool
     ) -> Path:
         options = RunOptions(overwrite=overwrite, allow_nonfinite=allow_nonfinite)
         return merge_to_folder(self.prepared, local_path(folder), options, outcome)

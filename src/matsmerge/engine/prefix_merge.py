@@ -21,7 +21,7 @@ from matsmerge.statistics.collection_run import Output
 from matsmerge.statistics.held_tensors import Room
 from matsmerge.statistics.kinds import includes
 from matsmerge.statistics.kinds.gram_matrix import GRAM
-from matsmerge.statistics.prefix_model import PrefixModel, Seen
+from matsmerge.statistics.prefix_model import CountSeen, PrefixModel
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics_file import open_statistics
 
@@ -255,7 +255,7 @@ class PrefixMerge:
         turns = (turn for turn, group in self.groups.items() if modules & set(group))
         return max(turns, default=_ANY_TIME)
 
-    def _seen(self, section: Section, task: PrefixTask, progress: Progress) -> Seen:
+    def _seen(self, section: Section, task: PrefixTask, progress: Progress) -> CountSeen:
         """Spread a section's bytes over a task's examples."""
         num_bytes, num_examples = task.num_bytes(self._own(section)), task.data.num_examples
         done = 0

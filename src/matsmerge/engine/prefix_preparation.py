@@ -35,7 +35,7 @@ def prepare_prefix(
     `own` are the models' own statistics, if any are needed; kinds that will be `collected` are
     seen on a few examples here.
     """
-    all_asked = read_data(recipe, alignment)
+    all_asked = read_all_data(recipe, alignment)
     loaded = _load_all(all_asked, collected)
     running = PrefixModel(loaded.first.model, loaded.data[0].first(REHEARSED_EXAMPLES))
     stored = _stored_names(loaded.first)
@@ -75,7 +75,7 @@ def prepare_prefix(
     )
 
 
-def read_data(recipe: Recipe, alignment: Alignment) -> list[AskedModel]:
+def read_all_data(recipe: Recipe, alignment: Alignment) -> list[AskedModel]:
     """Everyone's data; all that is wrong is said before a model is loaded."""
     found, problems = [], []
     device = find_devices(recipe.device)[0] if recipe.device else None

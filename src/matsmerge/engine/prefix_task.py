@@ -15,8 +15,7 @@ from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.recipes.model_data import ModelData
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.joined_statistics import with_own
-from matsmerge.statistics.prepared_collection import PreparedCollection
-from matsmerge.statistics.prepared_collection import prepare as prepare_collection
+from matsmerge.statistics.prepared_collection import PreparedCollection, prepare_collection
 from matsmerge.statistics.statistics import Statistics
 from matsmerge.statistics.task_data import TaskData
 from matsmerge.tasks.loaded_model import LoadedModel, load_model

@@ -12,21 +12,21 @@ from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.model_parts import complete_models
 from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.checkpoints.source import Source
-from matsmerge.checkpoints.vocabularies import Comparison, compare_tokenizers
+from matsmerge.checkpoints.vocabularies import TokenizerComparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
 from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_needed
 from matsmerge.engine.fp8_output import plan_fp8
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
 from matsmerge.engine.merge_checks import check_covered, check_joint, check_modules, check_start
-from matsmerge.engine.merge_inputs import Inputs, gather_inputs
+from matsmerge.engine.merge_inputs import MergeInputs, gather_inputs
 from matsmerge.engine.merged_vocabulary import MergedVocabulary, merge_vocabularies
 from matsmerge.engine.model_card import inherit_metadata
 from matsmerge.engine.permuted_statistics import check_rows, permute_evidence
 from matsmerge.engine.plan import Plan, make_plan
 from matsmerge.engine.plan_notes import plan_notes, poor_models
 from matsmerge.engine.prefix_merge import PrefixMerge
-from matsmerge.engine.prefix_preparation import prepare_prefix, read_data
+from matsmerge.engine.prefix_preparation import prepare_prefix, read_all_data
 from matsmerge.engine.stacked_models import stack_models
 from matsmerge.engine.worker import FINAL
 from matsmerge.errors import RecipeError
@@ -107,7 +107,7 @@ class PreparedMerge:
         return make_layout(self.written, "adapter_model", num_bytes)
 
 
-def prepare(
+def prepare_merge(
     recipe: Recipe,
     sources: Mapping[str, Source] | None = None,
     statistics: Mapping[str, StatisticsSource] | None = None,
@@ -212,7 +212,7 @@ def prepare(
     )
 
 
-def _companion_source(inputs: Inputs, whole: Checkpoint | None) -> Checkpoint | None:
+def _companion_source(inputs: MergeInputs, whole: Checkpoint | None) -> Checkpoint | None:
     """Whose configuration and tokenizer go with the result.
 
     The base's, or else the first model's; those of a model that others are a part of before all.
@@ -223,7 +223,7 @@ def _companion_source(inputs: Inputs, whole: Checkpoint | None) -> Checkpoint | 
 
 
 def _rules_of_view(
-    recipe: Recipe, inputs: Inputs, rules: Mapping[str, Rule], copied: Mapping[str, str]
+    recipe: Recipe, inputs: MergeInputs, rules: Mapping[str, Rule], copied: Mapping[str, str]
 ) -> dict[str, Rule]:
     """The rules for what is merged: full models, vectors of (IA)^3, or changes of LoRA.
 
@@ -248,7 +248,9 @@ def _match_outputs(methods: Sequence[Method]) -> bool:
     return found.pop()
 
 
-def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> Comparison:
+def _compare_tokenizers(
+    recipe: Recipe, inputs: MergeInputs, output: Path | None
+) -> TokenizerComparison:
     """Compare all tokenizers; `output` is the folder whose files go with the result."""
     base = inputs.pretrained or inputs.base
     found = compare_tokenizers(
@@ -263,7 +265,7 @@ def _compare_tokenizers(recipe: Recipe, inputs: Inputs, output: Path | None) -> 
         found.notes += said
     if recipe.ignore_tokenizers:
         ignored = [f"ignored: {problem.partition(';')[0]}" for problem in found.problems]
-        return Comparison([], [*found.notes, *ignored], found.chat_template)
+        return TokenizerComparison([], [*found.notes, *ignored], found.chat_template)
     return found
 
 
@@ -280,7 +282,7 @@ def _match_heads(recipe: Recipe, alignment: Alignment) -> tuple[HeadMatching | N
             "match_heads: no model has a head of its own; say which parameters are theirs with "
             "heads: / --heads PATTERN, or leave it out"
         )
-    asked = (one for one in read_data(recipe, alignment) if one.model.heads)
+    asked = (one for one in read_all_data(recipe, alignment) if one.model.heads)
     matching = HeadMatching(tuple(asked))
     return matching, matching.check()
 

@@ -26,6 +26,7 @@ from matsmerge.optional_import import import_optional
 
 _RETRIES = 3  # of a job whose worker or node died; one that kills its worker ends there
 _LOOPBACK = "127.0.0.2"  # for this machine alone; Ray takes 127.0.0.1 for all interfaces
+_SECONDS_TO_ANSWER = 20.0  # for a cluster that is asked whether it is there
 _SECONDS_TO_END = 10.0  # for jobs that are cancelled
 
 
@@ -194,11 +195,14 @@ def _connect(ray: Any, address: str | None, num_workers: int | None) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    named = address or os.environ.get("RAY_ADDRESS")
     try:
         try:
+            if named:
+                _check_answers(ray, named)
             ray.init(address or "auto", **quiet)
         except ConnectionError:
-            if address or os.environ.get("RAY_ADDRESS"):
+            if named:
                 raise
             ray.init(
                 "local",
@@ -208,10 +212,9 @@ def _connect(ray: Any, address: str | None, num_workers: int | None) -> None:
                 **quiet,
             )
     except Exception as error:  # a node that does not start in time is a plain one
-        where = address or os.environ.get("RAY_ADDRESS") or "this machine"
         raise ResourceError(
-            f"Ray on {where} cannot be used ({first_line(error)}); see with `ray status` whether "
-            "it is running"
+            f"Ray on {named or 'this machine'} cannot be used ({first_line(error)}); see with "
+            "`ray status` whether it is running"
         ) from error
     finally:
         # Ray has handlers of its own, but Ctrl-C is dealt with as always.
@@ -222,6 +225,23 @@ def _connect(ray: Any, address: str | None, num_workers: int | None) -> None:
     with suppress(ImportError):
         printing: Any = importlib.import_module("ray._private.worker")
         printing.print_to_stdstream = _keep_silent
+
+
+def _check_answers(ray: Any, address: str) -> None:
+    """Refuse HOST:PORT where nobody listens; Ray would try it for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit():
+        return
+    hosts = [host.strip("[]")]
+    if host in ("127.0.0.1", "localhost"):  # for which Ray takes the address of this machine
+        hosts.append(ray.util.get_node_ip_address())
+    for one in hosts:
+        with (
+            suppress(OSError),
+            socket.create_connection((one, int(port)), _SECONDS_TO_ANSWER),
+        ):
+            return
+    raise ConnectionError("nobody answers there")
 
 
 def _keep_silent(*_: Any, **__: Any) -> None:

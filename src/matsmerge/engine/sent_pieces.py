@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from matsmerge.engine.executor import Distant, Piece
-from matsmerge.engine.layout import Shard, place_of
+from matsmerge.engine.layout import Shard, bytes_at
 from matsmerge.errors import OutputError
 from matsmerge.files.remote_file import BLOCK_BYTES, fetching
 from matsmerge.files.remote_names import cache_root
@@ -39,7 +39,7 @@ class SentPieces:
 
     def write(self, name: str, start: int, values: Tensor) -> None:
         shard = self._shards[name]
-        offset, view = place_of(shard, name, start, values)
+        offset, view = bytes_at(shard, name, start, values)
         self._written.setdefault(shard.file_name, {})[offset] = bytes(view)
 
     def flush(self) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from matsmerge.checkpoints.alignment import matches
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.companions import read_json
+from matsmerge.checkpoints.companions import read_object
 from matsmerge.checkpoints.filled_checkpoint import FilledCheckpoint, Stored
 from matsmerge.engine.layer_settings import restack
-from matsmerge.engine.merge_inputs import Inputs
+from matsmerge.engine.merge_inputs import MergeInputs
 from matsmerge.errors import RecipeError
 from matsmerge.problems import listed, noted
 from matsmerge.recipes.recipe import Recipe
@@ -35,7 +35,7 @@ class Layered:
 class Stacked:
     """Inputs as views, who takes part in what, and the stacks by what their names begin with."""
 
-    inputs: Inputs
+    inputs: MergeInputs
     taking: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # parameter -> models
     stacks: Mapping[str, Stack] = field(default_factory=dict)
     originals: Mapping[str, Layered] = field(default_factory=dict)
@@ -60,10 +60,10 @@ class Stacked:
 
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     path = checkpoint.folder and checkpoint.folder / "config.json"
-    return read_json(path) if path and path.is_file() else {}
+    return read_object(path) if path and path.is_file() else {}
 
 
-def stack_models(recipe: Recipe, inputs: Inputs) -> Stacked:
+def stack_models(recipe: Recipe, inputs: MergeInputs) -> Stacked:
     """Put the models of a recipe into its stacks; every problem at once, from headers alone."""
     if not recipe.stack:
         return Stacked(inputs)
@@ -113,7 +113,7 @@ def stack_models(recipe: Recipe, inputs: Inputs) -> Stacked:
     return Stacked(replace(inputs, models=views, base=start), taking, stacks, opened)
 
 
-def _refusals(recipe: Recipe, inputs: Inputs) -> Iterator[str]:
+def _refusals(recipe: Recipe, inputs: MergeInputs) -> Iterator[str]:
     if inputs.view != "full":
         yield (
             "stack: is for full models, and some are adapters; name an adapter with its model, as "

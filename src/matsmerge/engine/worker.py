@@ -20,7 +20,7 @@ from matsmerge.linalg.low_rank import nearest_factors
 from matsmerge.methods.layer import LayerWork
 from matsmerge.methods.method import Pass, merge_whole, values_of
 from matsmerge.methods.objectives.objective import Evidence
-from matsmerge.methods.site import BLOCK_ELEMENTS, Grain, Measured, MergedSite, Site, Task
+from matsmerge.methods.site import BLOCK_ELEMENTS, Grain, Measured, MergedSite, Site, SiteTask
 
 
 class Sink(Protocol):
@@ -201,7 +201,7 @@ class Worker:
             tuple(parameter.spec.shape),
             start,
             stop,
-            tuple(Task(m.name, w, s, start, stop, partial(read, m)) for m, w, s in models),
+            tuple(SiteTask(m.name, w, s, start, stop, partial(read, m)) for m, w, s in models),
             partial(read, self.alignment.base),
             known,
         )

@@ -109,10 +109,10 @@ def read_bytes(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_B
 
 def read_text(path: Path, error_type: type[MatsError], most_bytes: int = _MAX_BYTES) -> str:
     """Read a regular file of UTF-8 text of at most so many bytes."""
-    return decode(read_bytes(path, error_type, most_bytes), str(path), error_type)
+    return decode_text(read_bytes(path, error_type, most_bytes), str(path), error_type)
 
 
-def decode(content: bytes, where: str, error_type: type[MatsError]) -> str:
+def decode_text(content: bytes, where: str, error_type: type[MatsError]) -> str:
     """UTF-8 text, without the mark that some editors put at its beginning."""
     try:
         return content.decode("utf-8-sig")

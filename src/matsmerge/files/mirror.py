@@ -6,9 +6,11 @@ file of another size than noted is a stand-in: so is every safetensors file, who
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter
 
@@ -20,6 +22,8 @@ _MAX_SMALL_BYTES = 32 * 2**20  # the largest tokenizers
 _DEPTH = 2  # of a model's folder: heads are in a folder of their own
 _NUM_AT_ONCE = 8  # blocks in memory
 _STATE = TypeAdapter(RemoteState)
+
+T = TypeVar("T")
 
 
 def fetch_path(path: Path, *, whole: bool = False) -> Path:
@@ -48,6 +52,14 @@ def fetch_path(path: Path, *, whole: bool = False) -> Path:
     for file in files:  # larger ones, by several threads each
         fetch_whole(file)
     return path
+
+
+def each_at_once(function: Callable[[Path], T], paths: Sequence[Path]) -> list[Callable[[], T]]:
+    """Calls for the results of a function of each path; of remote ones several are under way."""
+    return [
+        fetching().submit(function, path).result if url_of(path) else partial(function, path)
+        for path in paths
+    ]
 
 
 def remote_file(path: Path) -> RemoteFile | None:

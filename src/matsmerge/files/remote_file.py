@@ -36,8 +36,11 @@ class RemoteFile:
     state: RemoteState
 
     def read(self, start: int, stop: int) -> bytes:
-        """Just these bytes, by a request of their own."""
-        return read_range(self.url, self.state.size, start, stop)
+        """Just these bytes, from blocks that are here or by a request of their own."""
+        content = bytearray(stop - start)
+        if self._read_kept(memoryview(content), start):
+            return bytes(content)
+        return self._request(start, stop)
 
     def read_into(self, view: memoryview, offset: int) -> None:
         """Fill a buffer with the bytes from an offset on."""
@@ -52,8 +55,21 @@ class RemoteFile:
             if count is None:  # it had to make room, in this very moment
                 stop = min((index + 1) * BLOCK_BYTES, offset + len(view))
                 count = stop - offset
-                view[:count] = self.read(offset, stop)
+                view[:count] = self._request(offset, stop)
             view, offset = view[count:], offset + count
+
+    def _read_kept(self, view: memoryview, offset: int) -> bool:
+        """Fill a buffer if all the blocks for it are here."""
+        while len(view):
+            index, skip = divmod(offset, BLOCK_BYTES)
+            count = _read_block(self._path(index), view, skip)
+            if count is None:
+                return False
+            view, offset = view[count:], offset + count
+        return True
+
+    def _request(self, start: int, stop: int) -> bytes:
+        return read_range(self.url, self.state.size, start, stop)
 
     def blocks(self) -> Iterator[bytes]:
         """All bytes, a block at a time."""
@@ -82,7 +98,7 @@ class RemoteFile:
         with _locked(path.with_name(f"lock-{index % _NUM_LOCKS}")):
             if not path.exists():
                 start = index * BLOCK_BYTES
-                content = self.read(start, min(start + BLOCK_BYTES, self.state.size))
+                content = self._request(start, min(start + BLOCK_BYTES, self.state.size))
                 temporary = path.with_name(f"{index}-{os.getpid()}-{threading.get_ident()}")
                 temporary.write_bytes(content)
                 temporary.replace(path)

@@ -56,7 +56,8 @@ def read_range(url: str, size: int, start: int, stop: int) -> bytes:
     what = f"bytes {start} to {stop}"
 
     def call(store: Any, path: str) -> bytes:
-        found: bytes = store.cat_file(path, start=start, end=stop)
+        options = {"cache_type": "none"} if url.startswith("hf://") else {}  # else it reads ahead
+        found: bytes = store.cat_file(path, start=start, end=stop, **options)
         if len(found) == size != stop - start:
             raise OSError(
                 errno.ENOTSUP, f"{what}: the server sends whole files only; download it first"

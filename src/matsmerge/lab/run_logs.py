@@ -62,7 +62,7 @@ class TensorBoardLog:
         self._writer.add_scalar(tag, value, self._next(tag))
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        self._writer.add_text(title, table_of(header, rows))
+        self._writer.add_text(title, table_of(header, [list(map(_shown, row)) for row in rows]))
 
     def close(self) -> None:
         self._writer.close()
@@ -87,11 +87,15 @@ class WandbLog:
         self._run.log({f"seconds/{kind}": value})
 
     def table(self, title: str, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        content = [[str(cell) for cell in row] for row in rows]
+        content = [list(map(_shown, row)) for row in rows]
         self._run.log({title: self._library.Table(columns=list(header), data=content)})
 
     def close(self) -> None:
         self._run.finish()
+
+
+def _shown(cell: Any) -> str:
+    return f"{cell:.6g}" if isinstance(cell, float) else str(cell)
 
 
 _LOGS: dict[str, Callable[[str], RunLog]] = {"tensorboard": TensorBoardLog, "wandb": WandbLog}

@@ -53,16 +53,14 @@ def num_columns(dim: int, rank: int) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def directions(
-    dim: int, num: int, seed: int = SEED
-) -> Tensor:  # (d, k), float32; not to be changed
+def directions(dim: int, num: int) -> Tensor:  # (d, k), float32; not to be changed
     """Ω, the same on every machine: bits of a counter-based generator, a stream for each column.
 
     Fewer columns or rows are the first of more.
     """
     num_words = -(-dim // 64)
     words = [
-        np.random.Philox(key=seed, counter=[0, column, 0, 0]).random_raw(num_words)
+        np.random.Philox(key=SEED, counter=[0, column, 0, 0]).random_raw(num_words)
         for column in range(num)
     ]
     bits = np.unpackbits(np.stack(words).astype("<u8").view(np.uint8), axis=1, bitorder="little")

@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-Values = NDArray[np.float32] | NDArray[np.float64]
+FloatArray = NDArray[np.float32] | NDArray[np.float64]
 
 _NUM_DEVIATIONS = 3.0
 _MIN_MARGIN = 1e-4
@@ -36,14 +36,14 @@ class Tally:
     """What a bracket saw of some values: how many lie above it, and those inside with counts."""
 
     num_above: int
-    inside: Values
+    inside: FloatArray
     counts: NDArray[np.int64]
 
 
 NOTHING_SEEN = Tally(0, np.empty(0), np.empty(0, dtype=np.int64))
 
 
-def bracket_quantile(blocks: Sequence[Values], fraction: float) -> Bracket:
+def bracket_quantile(blocks: Sequence[FloatArray], fraction: float) -> Bracket:
     """A bracket for the value that a `fraction` of all values reaches or exceeds.
 
     `blocks` are short stretches taken at even distances. Neighbouring stretches tell how far the
@@ -65,10 +65,10 @@ def bracket_quantile(blocks: Sequence[Values], fraction: float) -> Bracket:
     )
 
 
-def tally(values: Values, bracket: Bracket) -> Tally:
+def tally(values: FloatArray, bracket: Bracket) -> Tally:
     """Count and collect; `values` are magnitudes, so none is negative."""
     reaching, above = values >= bracket.low, values > bracket.high
-    inside: Values = values[np.flatnonzero(reaching ^ above)]
+    inside: FloatArray = values[reaching ^ above]  # few: much faster than by their indices
     counts = np.ones(len(inside), dtype=np.int64)
     return _count_equal(Tally(int(np.count_nonzero(above)), inside, counts))
 
@@ -86,7 +86,7 @@ def _count_equal(seen: Tally) -> Tally:
         return seen
     inside, where = np.unique(seen.inside, return_inverse=True)
     counts = np.bincount(where, weights=seen.counts).astype(np.int64)
-    return Tally(seen.num_above, cast(Values, inside), counts)
+    return Tally(seen.num_above, cast(FloatArray, inside), counts)
 
 
 def kth_largest(k: int, seen: Tally, bracket: Bracket) -> float | Bracket:

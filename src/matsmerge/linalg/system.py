@@ -78,25 +78,23 @@ class Status(Enum):
 
     SOLVED = "solved in closed form"
     SINGULAR = (
-        "solved where the statistics say something; in directions no model's data has, the values "
-        "of the init stay. More examples, a ridge or off_diagonal below 1 make the system regular"
+        "solved as far as the statistics go; in directions that no model's data has, the start's "
+        "values stay. More examples, a ridge or off_diagonal below 1 leave no such directions"
     )
     FINISHED = (
-        "all iterations done, as asked for; more of them move further from the init, which may "
-        "help or hurt: `mats tune` chooses the number by validation data"
+        "all iterations done; more of them lead further from the start, which may help or hurt: "
+        "`mats tune` chooses the number by validation data"
     )
-    CONVERGED = "the residual is below the tolerance; more iterations change nothing that matters"
-    FILTERED = (
-        "moved as far as the filter lets; more time or more directions move further from the init"
-    )
+    CONVERGED = "converged; more iterations would change nothing that matters"
+    FILTERED = "as far as the filter lets; more time or more directions lead further from the start"
     COMPUTED = "computed from the models' changes by another rule; no system was solved"
-    EXACT = "the init solves the system already; nothing to do"
+    EXACT = "the start is the solution already; nothing to do"
     HELD_OUT = (
         "stopped where the held-out objective was lowest; more examples allow more iterations"
     )
     FLOOR = (
-        "stopped at the floor of rounding, the best iterate is kept; for a lower residual use "
-        "closed_form, a ridge, or statistics stored in float64"
+        "as near to the solution as rounding allows; to come nearer use closed_form, a ridge, or "
+        "statistics stored in float64"
     )
 
 

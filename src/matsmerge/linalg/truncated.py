@@ -116,7 +116,7 @@ def truncate(matrix: Tensor, rank: int) -> Truncated:  # (d, d)
     return Truncated(vectors[:, dim - rank :].flip(1), kept, rest)
 
 
-def isotropic(dim: int, value: float = 1.0, device: torch.device | str | None = None) -> Truncated:
-    """The identity times a number."""
+def isotropic(dim: int, device: torch.device | str | None = None) -> Truncated:
+    """The identity."""
     nothing = torch.zeros(dim, 0, dtype=torch.float64, device=device)
-    return Truncated(nothing, nothing.new_zeros(0), value)
+    return Truncated(nothing, nothing.new_zeros(0), 1.0)

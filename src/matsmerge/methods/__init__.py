@@ -36,7 +36,7 @@ from matsmerge.methods.named import (
 )
 from matsmerge.methods.nearswap import NearSwap
 from matsmerge.methods.nuslerp import NuSlerp
-from matsmerge.methods.options import table
+from matsmerge.methods.options import by_name
 from matsmerge.methods.passthrough import Passthrough
 from matsmerge.methods.ram import RamPlus, ReinforcedAgentMerging
 from matsmerge.methods.sce import Sce
@@ -93,7 +93,7 @@ __all__ = [
     "WudiMerging",
 ]
 
-METHODS: Mapping[str, type[Method]] = table(
+METHODS: Mapping[str, type[Method]] = by_name(
     Average,
     TaskArithmetic,
     Ties,

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method
-from matsmerge.methods.site import Site, Task
+from matsmerge.methods.site import Site, SiteTask
 from matsmerge.methods.trimming import find_ranked
 
 _EPSILON = 1e-8  # mergekit's, added to probabilities
@@ -37,7 +37,7 @@ class ArceeFusion(Method):
     def works_on_changes(self) -> bool:
         return False
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:  # noqa: ARG002
         ranks = [num_elements - int(q * (num_elements - 1)) for q in (0.25, 0.5, 0.75)]
         ((lower, median, upper),) = yield from find_ranked([ranks], num_elements, _importance)
         return {"threshold": [median + 1.5 * (upper - lower)]}

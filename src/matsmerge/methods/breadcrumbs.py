@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring
-from matsmerge.methods.site import Shares, Site, Task
+from matsmerge.methods.site import Shares, Site, SiteTask
 from matsmerge.methods.thinning import ThinnedMethod
 from matsmerge.methods.trimming import find_ranked, trim_
 
@@ -30,7 +30,7 @@ class Breadcrumbs(ThinnedMethod):
             return None
         return f"gamma must be at least 0 and less than 1, found {shares.gamma}"
 
-    def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+    def choose(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         ranks = [_kept(task.shares, num_elements) for task in tasks]
         found = yield from find_ranked([r if r[0] <= r[1] else () for r in ranks], num_elements)
         # Where nothing is kept, nothing is smaller than 0 and at least 1.

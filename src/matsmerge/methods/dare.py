@@ -8,7 +8,7 @@ from matsmerge.limits import NUM_SEEDS
 from matsmerge.methods.draws import LEVELS, draw
 from matsmerge.methods.method import Method
 from matsmerge.methods.sign_election import merge_agreeing
-from matsmerge.methods.site import Site, Task, load_deltas, stack_deltas, total_weight
+from matsmerge.methods.site import Site, SiteTask, load_deltas, stack_deltas, total_weight
 
 
 class _Dare(Method):
@@ -19,7 +19,7 @@ class _Dare(Method):
     rescale: bool = Field(True, description="divide what is kept by the density")
     seed: int = Field(0, ge=0, lt=NUM_SEEDS, description="seed of the random choice")
 
-    def _thin_(self, delta: Tensor, site: Site, task: Task) -> None:
+    def _thin_(self, delta: Tensor, site: Site, task: SiteTask) -> None:
         levels = max(1, round(task.density * LEVELS))
         if levels < LEVELS:
             is_dropped = torch.from_numpy(draw(self.seed, site, task) >= levels)

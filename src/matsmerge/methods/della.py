@@ -11,9 +11,9 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.limits import NUM_SEEDS
-from matsmerge.linalg.selection import Values
+from matsmerge.linalg.selection import FloatArray
 from matsmerge.methods.draws import LEVELS, draw
-from matsmerge.methods.site import Shares, Site, Task
+from matsmerge.methods.site import Shares, Site, SiteTask
 from matsmerge.methods.thinning import ThinnedMethod
 
 
@@ -71,9 +71,9 @@ class Della(DellaLinear):
 
 def _choose(
     draws: NDArray[np.uint16],  # of a site's entries
-    magnitudes: Values,  # (rows, length), of the rows around it
+    magnitudes: FloatArray,  # (rows, length), of the rows around it
     own: slice,
-    task: Task,
+    task: SiteTask,
 ) -> NDArray[np.bool_]:
     """Which entries of a site are kept.
 

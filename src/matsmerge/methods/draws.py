@@ -5,13 +5,13 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from matsmerge.methods.site import Site, Task
+from matsmerge.methods.site import Site, SiteTask
 
 _CHUNK_ELEMENTS = 1 << 16  # entries that share one random stream; divides BLOCK_ELEMENTS
 LEVELS = 1 << 16  # probabilities are honoured in steps of 1 / 65536
 
 
-def draw(seed: int, site: Site, task: Task) -> NDArray[np.uint16]:
+def draw(seed: int, site: Site, task: SiteTask) -> NDArray[np.uint16]:
     """Uniform numbers below `LEVELS` for a model's entries at a site."""
     draws = []
     for start in range(site.start // _CHUNK_ELEMENTS * _CHUNK_ELEMENTS, site.stop, _CHUNK_ELEMENTS):

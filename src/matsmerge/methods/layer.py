@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from matsmerge.checkpoints.checkpoint import TensorSpec
-from matsmerge.checkpoints.summary import kind_of
+from matsmerge.checkpoints.summary import tensor_kind
 from matsmerge.errors import StatisticsError
 from matsmerge.methods.objectives.objective import Evidence, Found, Subject, View
 from matsmerge.methods.parts import Stage
@@ -206,7 +206,7 @@ def _apart(found: Found) -> Found:
 
 def _view(parameter: ParameterHeader, is_transposed: bool) -> View:
     """What a parameter's shape and name say of it."""
-    kind = kind_of(parameter.name, parameter.spec)
+    kind = tensor_kind(parameter.name, parameter.spec)
     if kind == "matrix":
         turned = is_transposed and _TRANSPOSED.search(parameter.name)
         return View("conv1d" if turned else "linear")

@@ -22,7 +22,7 @@ from matsmerge.statistics.statistics import HELD_OUT, MAIN
 
 _DIGITS = 7  # of the numbers in a trace
 
-Values = dict[str, Tensor]
+LayerValues = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LayerSolver:
 
     work: LayerWork
 
-    def solve(self, start: Values) -> MergedSite:
+    def solve(self, start: LayerValues) -> MergedSite:
         """Go through all rounds from the values of the init, whole and in float64."""
         values, kept = dict(start), {at: dict(start) for at in self.work.keep}
         reports: dict[str, list[dict[str, Any]]] = {}
@@ -62,7 +62,7 @@ class LayerSolver:
                     if iterates
                     else {name: values[name] for name in one.parameters}
                 )
-            reports.setdefault(one.parameter, []).append(describe(one, system, solution))
+            reports.setdefault(one.parameter, []).append(describe_solution(one, system, solution))
         return MergedSite(values, kept, reports)
 
     def _terms(self, one: Round, of: str) -> Iterator[tuple[Operator, Tensor]]:
@@ -117,9 +117,9 @@ def _matrix(one: Round, load: Callable[[str], Tensor]) -> Tensor:
     return matrix if bias is None else view.join(matrix, load(bias))
 
 
-def _split(one: Round, matrix: Tensor, like: Mapping[str, Tensor]) -> Values:
+def _split(one: Round, matrix: Tensor, like: Mapping[str, Tensor]) -> LayerValues:
     """The parameters of such a matrix."""
-    result: Values = {}
+    result: LayerValues = {}
     if one.found.bias is not None:
         result[one.found.bias] = matrix[..., -1].reshape(like[one.found.bias].shape)
         matrix = matrix[..., :-1]
@@ -152,7 +152,7 @@ class _Decompositions(threading.local):
 _decompositions = _Decompositions()
 
 
-def describe(one: Round, system: System, solution: Solution) -> dict[str, Any]:
+def describe_solution(one: Round, system: System, solution: Solution) -> dict[str, Any]:
     """What a solution is worth, plain enough for merge.json."""
     trace = solution.trace
     return {

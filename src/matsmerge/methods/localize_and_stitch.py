@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method
-from matsmerge.methods.site import Site, Task
+from matsmerge.methods.site import Site, SiteTask
 from matsmerge.methods.trimming import measure_thresholds, stack_trimmed
 
 
@@ -28,7 +28,7 @@ class LocalizeAndStitch(Method):
     def measured_over(self) -> Literal["model"]:
         return "model"
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
     def merge(self, site: Site) -> Tensor:

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring
-from matsmerge.methods.site import Site, Task
+from matsmerge.methods.site import Site, SiteTask
 from matsmerge.methods.thinning import ThinnedMethod
 from matsmerge.methods.trimming import measure_thresholds, trim_rows_
 
@@ -22,7 +22,7 @@ class MagnitudePrune(ThinnedMethod):
 
     density: float = Field(0.5, gt=0, le=1, description="share of each task vector's entries kept")
 
-    def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+    def choose(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         return (yield from measure_thresholds([task.density for task in tasks], num_elements))
 
     def thin_(self, site: Site, deltas: Tensor, own: slice) -> None:  # noqa: ARG002

@@ -18,7 +18,7 @@ from matsmerge.methods.layer_solution import LayerSolver
 from matsmerge.methods.merge_steps import SingularValueCalibration
 from matsmerge.methods.method import Measuring, Method, merge_whole
 from matsmerge.methods.objectives.fisher import BlockFisher
-from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.gram import GramObjective
 from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.options import Options
 from matsmerge.methods.parts import (
@@ -28,7 +28,7 @@ from matsmerge.methods.parts import (
     SolverPart,
     Stage,
 )
-from matsmerge.methods.site import Grain, MergedSite, Shares, Site, Task
+from matsmerge.methods.site import Grain, MergedSite, Shares, Site, SiteTask
 from matsmerge.methods.solvers import ClosedForm, ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
@@ -64,7 +64,7 @@ class Mats(Parts, Method):
     chooses_for_adapters: ClassVar[bool] = True  # block Fisher for (IA)^3 unless told otherwise
 
     init: InitPart = TaskArithmetic(scale=0.3)
-    objective: ObjectivePart = Gram()
+    objective: ObjectivePart = GramObjective()
     solver: SolverPart = ConjugateGradients()
     stages: tuple[Stage, ...] = Field(
         (), description="several objectives and solvers, one after the other, instead of one"
@@ -211,7 +211,7 @@ class Mats(Parts, Method):
     def measured_as(self) -> object:
         return self.start.measured_as
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         return self.start.measure(tasks, num_elements)
 
     def for_vectors(self) -> Self:

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from matsmerge.methods.options import Options
-from matsmerge.methods.site import BLOCK_ELEMENTS, Grain, Measured, MergedSite, Shares, Site, Task
+from matsmerge.methods.site import (
+    BLOCK_ELEMENTS,
+    Grain,
+    Measured,
+    MergedSite,
+    Shares,
+    Site,
+    SiteTask,
+)
 
 if TYPE_CHECKING:
     from matsmerge.methods.layer import Layer, ParameterHeader
@@ -55,7 +63,7 @@ class Method(Options, ABC):
     def merge(self, site: Site) -> Tensor | MergedSite:
         """The merged values at a site: a tensor of as many elements, or with reports on them."""
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:  # noqa: ARG002
         """Learn what `merge` needs to know beyond a site; it becomes `site.measured`."""
         return {}
         yield

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method, Pass
-from matsmerge.methods.site import Grain, Site, Task, combine, stack_deltas, total_weight
+from matsmerge.methods.site import Grain, Site, SiteTask, add_models, stack_deltas, total_weight
 
 
 class ModelStock(Method):
@@ -37,7 +37,7 @@ class ModelStock(Method):
     def divides_by_weights(self) -> bool:
         return True
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:  # noqa: ARG002
         gram = np.sum((yield Pass(_inner_products)), axis=0)  # (models, models)
         cosine, ratio = _mean_cosine(gram)
         return {"cosine": [float(cosine)], "ratio": [float(ratio)]}
@@ -53,7 +53,7 @@ class ModelStock(Method):
             average = torch.tensordot(shares, deltas, dims=1)
             return base.addcmul(base.new_tensor(ratios)[:, None], average).view(-1)
         (ratio,) = site.measured["ratio"]
-        return combine(site, 1 - ratio, [ratio * task.weight / total for task in site.tasks])
+        return add_models(site, 1 - ratio, [ratio * task.weight / total for task in site.tasks])
 
 
 def _mean_cosine(gram: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

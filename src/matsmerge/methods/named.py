@@ -5,8 +5,8 @@ from matsmerge.methods.mats import Inputs, Mats, Otherwise, Targets
 from matsmerge.methods.merge_steps import EssentialSubspaces, SingularValueCalibration
 from matsmerge.methods.objectives.fisher import Fisher
 from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
-from matsmerge.methods.objectives.gram import Gram
-from matsmerge.methods.objectives.identity import Identity
+from matsmerge.methods.objectives.gram import GramObjective
+from matsmerge.methods.objectives.identity import IdentityObjective
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.parts import InitPart, ObjectivePart, SolverPart
 from matsmerge.methods.solvers import ClosedForm, ConjugateGradients, SpectralFilter
@@ -38,7 +38,7 @@ class RegMean(Mats):
     chooses_for_adapters = False
 
     init: InitPart = Average()
-    objective: ObjectivePart = Gram(off_diagonal=0.9)
+    objective: ObjectivePart = GramObjective(off_diagonal=0.9)
     solver: SolverPart = ClosedForm()
 
 
@@ -65,7 +65,7 @@ class FeatureCalibration(Mats):
     name = "featcal"
     chooses_for_adapters = False
 
-    objective: ObjectivePart = Gram(bias=True, equalize=True, anchor=0.02)
+    objective: ObjectivePart = GramObjective(bias=True, equalize=True, anchor=0.02)
     solver: SolverPart = ClosedForm()
     inputs: Inputs = "merged"
 
@@ -114,14 +114,14 @@ class BlockDiagonalFisher(Mats):
     solver: SolverPart = ConjugateGradients(iterations=100)
 
 
-class _FromWeights(Mats):
+class _MatsFromWeights(Mats):
     chooses_for_adapters = False
 
     init: InitPart = TaskArithmetic(scale=0.3)
     solver: SolverPart = ConjugateGradients(iterations=100)
 
 
-class ActMatMerging(_FromWeights):
+class ActMatMerging(_MatsFromWeights):
     """ACTMat: covariances made from the task vectors, no data."""
 
     name = "actmat"
@@ -129,7 +129,7 @@ class ActMatMerging(_FromWeights):
     objective: ObjectivePart = ActMat()
 
 
-class WudiMerging(_FromWeights):
+class WudiMerging(_MatsFromWeights):
     """WUDI: covariances made from the task vectors, each of size one; no data."""
 
     name = "wudi"
@@ -149,7 +149,7 @@ class SpectralWudi(WudiMerging):
     solver: SolverPart = SpectralFilter()
 
 
-class TactMerging(_FromWeights):
+class TactMerging(_MatsFromWeights):
     """TACT: covariances made from trimmed task vectors, no data."""
 
     name = "tact"
@@ -157,7 +157,7 @@ class TactMerging(_FromWeights):
     objective: ObjectivePart = Tact()
 
 
-class CenteredActMatMerging(_FromWeights):
+class CenteredActMatMerging(_MatsFromWeights):
     """Covariances made from centred task vectors with a ridge, in closed form; no data."""
 
     name = "centered_actmat"
@@ -177,7 +177,7 @@ class CalibratedMerging(Mats):
     name = "svc"
     chooses_for_adapters = False
 
-    objective: ObjectivePart = Identity()
+    objective: ObjectivePart = IdentityObjective()
     solver: SolverPart = SingularValueCalibration()
     otherwise: Otherwise = "init"
 
@@ -193,6 +193,6 @@ class EssentialSubspaceMerging(Mats):
     chooses_for_adapters = False
 
     init: InitPart = TaskSingularVectors()
-    objective: ObjectivePart = Gram()
+    objective: ObjectivePart = GramObjective()
     solver: SolverPart = EssentialSubspaces()
     otherwise: Otherwise = "init"

@@ -117,6 +117,6 @@ def _or_over_depth(field: dict[str, Any]) -> dict[str, Any]:
 T = TypeVar("T", bound=Options)
 
 
-def table(*classes: type[T]) -> Mapping[str, type[T]]:
+def by_name(*classes: type[T]) -> Mapping[str, type[T]]:
     """Classes by their names."""
     return {cls.name: cls for cls in classes}

@@ -19,14 +19,14 @@ from pydantic_core import CoreSchema, PydanticCustomError
 from matsmerge.errors import closest
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives import OBJECTIVES
-from matsmerge.methods.objectives.gram import Gram
+from matsmerge.methods.objectives.gram import GramObjective
 from matsmerge.methods.objectives.objective import Objective
 from matsmerge.methods.options import Options, written
 from matsmerge.methods.solver import Solver
 from matsmerge.methods.solvers import SOLVERS, ConjugateGradients
 
 
-def tables() -> Mapping[str, Mapping[str, type[Options]]]:
+def part_classes() -> Mapping[str, Mapping[str, type[Options]]]:
     """Where the name of each part is looked up."""
     from matsmerge.methods import METHODS  # it lists the classes of this file
 
@@ -58,12 +58,12 @@ class OneOf:
 
     @property
     def classes(self) -> list[type[Options]]:
-        return list(tables()[self.part].values())
+        return list(part_classes()[self.part].values())
 
     def _with_name(self, value: Any) -> Any:
         """A name alone is a name without options; a name that nothing has is an error."""
         given = value if isinstance(value, (Mapping, Options)) else {"name": value}
-        name, table = _name(given), tables()[self.part]
+        name, table = _name(given), part_classes()[self.part]
         if isinstance(name, str) and name in table:
             return given
         text = "unknown {what} '{name}'{hint}"
@@ -117,7 +117,7 @@ class Parts(Options):
                 options[part] = {"name": default.name, **(kept if is_default else {}), **given}
         for key in values.keys() - cls.model_fields.keys():
             for part, chosen in options.items():
-                owner = tables()[part].get(str(chosen["name"]))
+                owner = part_classes()[part].get(str(chosen["name"]))
                 if owner is not None and key in owner.model_fields:
                     chosen[key] = values.pop(key)
                     values[part] = chosen
@@ -128,10 +128,14 @@ class Parts(Options):
     def hint(cls, key: str) -> str:
         known = list(cls.model_fields)
         for part in cls._parts():
-            owners = [name for name, other in tables()[part].items() if key in other.model_fields]
+            owners = [
+                name for name, other in part_classes()[part].items() if key in other.model_fields
+            ]
             if owners and part != "init":
                 return f": it belongs to the {part} {' or '.join(owners)}"
-            known += [option for other in tables()[part].values() for option in other.model_fields]
+            known += [
+                option for other in part_classes()[part].values() for option in other.model_fields
+            ]
         return closest(key, dict.fromkeys(known))
 
     def written(self) -> dict[str, Any]:
@@ -139,7 +143,7 @@ class Parts(Options):
 
     @classmethod
     def _parts(cls) -> list[str]:
-        return [part for part in tables() if part in cls.model_fields]
+        return [part for part in part_classes() if part in cls.model_fields]
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -149,7 +153,7 @@ class Parts(Options):
         reference = super().__get_pydantic_json_schema__(core_schema, handler)
         properties = handler.resolve_ref_schema(reference)["properties"]
         for part in cls._parts():
-            for other in tables()[part].values():
+            for other in part_classes()[part].values():
                 if not issubclass(other, Parts):
                     for key, field in other.model_json_schema()["properties"].items():
                         properties.setdefault(key, field)
@@ -159,5 +163,5 @@ class Parts(Options):
 class Stage(Parts):
     """One system that is solved, from wherever the last one ended."""
 
-    objective: ObjectivePart = Gram()
+    objective: ObjectivePart = GramObjective()
     solver: SolverPart = ConjugateGradients()

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method, Pass
-from matsmerge.methods.site import Site, Task, stack_deltas
+from matsmerge.methods.site import Site, SiteTask, stack_deltas
 
 
 class ReinforcedAgentMerging(Method):
@@ -56,7 +56,7 @@ class RamPlus(ReinforcedAgentMerging):
     def measured_over(self) -> Literal["parameter"]:
         return "parameter"
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:  # noqa: ARG002
         shared, unique = np.sum((yield Pass(_Counts(self.epsilon))), axis=0)
         ratios = np.minimum(self.alpha, shared / np.maximum(1, unique))
         return {"factors": (1 + self.r * ratios).tolist()}

@@ -13,13 +13,13 @@ from torch import Tensor
 from matsmerge.linalg.selection import (
     MAX_REPEATED,
     Bracket,
+    FloatArray,
     Tally,
-    Values,
     bracket_quantile,
     kth_largest,
 )
 from matsmerge.methods.method import Measuring, Method, Pass
-from matsmerge.methods.site import Site, Task, scratch, stack_deltas
+from matsmerge.methods.site import Site, SiteTask, scratch, stack_deltas
 from matsmerge.methods.trimming import SAMPLE_ABOVE, sample_pass
 
 _SMALLEST = 1e-6  # mergekit's: task vectors smaller than this all count the same
@@ -43,7 +43,7 @@ class Sce(Method):
     def measured_over(self) -> Literal["parameter"]:
         return "parameter"
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         threshold = 0.0
         if self.select_topk < 1:
             found = yield from _find_selected(self.select_topk, num_elements)
@@ -116,7 +116,7 @@ def _variances(site: Site) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _BracketTally:
     """What a bracket of variances saw: a tally, and beside it the squares of all models."""
 
     num_varying: int
@@ -129,7 +129,7 @@ class _Seen:
 class _Selecting:
     bracket: Bracket
 
-    def __call__(self, site: Site) -> _Seen:
+    def __call__(self, site: Site) -> _BracketTally:
         deltas = stack_deltas(site, site.load_base())
         variance = _variance(deltas).numpy()
         above = variance > self.bracket.high
@@ -138,10 +138,10 @@ class _Selecting:
         inside = deltas[:, torch.from_numpy(places)].double().square_().numpy()
         sums = deltas.mul_(torch.from_numpy(above)).double().square_().sum(1).numpy()
         tally = Tally(int(np.count_nonzero(above)), variance[places], counts)
-        return _count_equal(_Seen(int(np.count_nonzero(variance)), tally, inside, sums))
+        return _count_equal(_BracketTally(int(np.count_nonzero(variance)), tally, inside, sums))
 
 
-def _add_seen(at_sites: list[_Seen]) -> list[_Seen]:
+def _add_seen(at_sites: list[_BracketTally]) -> list[_BracketTally]:
     tally = Tally(
         sum(seen.tally.num_above for seen in at_sites),
         np.concatenate([seen.tally.inside for seen in at_sites]),
@@ -149,15 +149,17 @@ def _add_seen(at_sites: list[_Seen]) -> list[_Seen]:
     )
     squares = np.concatenate([seen.squares for seen in at_sites], axis=1)
     above = np.sum([seen.squares_above for seen in at_sites], axis=0)
-    return [_count_equal(_Seen(sum(s.num_varying for s in at_sites), tally, squares, above))]
+    return [
+        _count_equal(_BracketTally(sum(s.num_varying for s in at_sites), tally, squares, above))
+    ]
 
 
-def _count_equal(seen: _Seen) -> _Seen:
+def _count_equal(seen: _BracketTally) -> _BracketTally:
     """The same with entries of equal variance added up, where there are many."""
     if len(seen.tally.inside) <= MAX_REPEATED:
         return seen
     inside, where = np.unique(seen.tally.inside, return_inverse=True)
     counts = np.bincount(where, weights=seen.tally.counts).astype(np.int64)
     squares = np.array([np.bincount(where, weights=row) for row in seen.squares], dtype=np.float64)
-    tally = Tally(seen.tally.num_above, cast(Values, inside), counts)
+    tally = Tally(seen.tally.num_above, cast(FloatArray, inside), counts)
     return replace(seen, tally=tally, squares=squares)

@@ -49,7 +49,7 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Task:
+class SiteTask:
     """One model's part in a merge: how much it counts, and its values at a site."""
 
     model: str
@@ -84,7 +84,7 @@ class Site:
     shape: tuple[int, ...]  # of the whole parameter
     start: int
     stop: int
-    tasks: Sequence[Task]
+    tasks: Sequence[SiteTask]
     read_base: Read
     measured: Measured = field(default_factory=dict)
     layer: "LayerWork | None" = None
@@ -95,7 +95,9 @@ class Site:
 
     def part(self, start: int, stop: int) -> "Site":
         """The site of some of its elements, counted from the parameter's first."""
-        tasks = tuple(Task(t.model, t.weight, t.shares, start, stop, t.read) for t in self.tasks)
+        tasks = tuple(
+            SiteTask(t.model, t.weight, t.shares, start, stop, t.read) for t in self.tasks
+        )
         return Site(self.parameter, self.shape, start, stop, tasks, self.read_base, self.measured)
 
     def whole_rows(self, length: int) -> "tuple[Site, slice]":
@@ -153,7 +155,7 @@ def weighted_sum(site: Site, coefficients: Sequence[float]) -> Tensor:
     return result
 
 
-def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) -> Tensor:
+def add_models(site: Site, base_coefficient: float, coefficients: Sequence[float]) -> Tensor:
     """c_0 theta_base + sum_m c_m theta_m.
 
     Task vectors added to the base, written this way, give back a single model exactly.
@@ -165,7 +167,7 @@ def combine(site: Site, base_coefficient: float, coefficients: Sequence[float]) 
     return result
 
 
-def load_deltas(site: Site, base: Tensor) -> Generator[tuple[Task, Tensor]]:
+def load_deltas(site: Site, base: Tensor) -> Generator[tuple[SiteTask, Tensor]]:
     """Each task with its task vector `theta_m - theta_base`, one at a time.
 
     They share their memory: a task vector is gone when the next one is asked for.
@@ -183,5 +185,5 @@ def stack_deltas(site: Site, base: Tensor) -> Tensor:
     return deltas
 
 
-def total_weight(tasks: Sequence[Task]) -> float:
+def total_weight(tasks: Sequence[SiteTask]) -> float:
     return sum(task.weight for task in tasks)

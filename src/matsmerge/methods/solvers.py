@@ -34,7 +34,7 @@ from matsmerge.linalg.system import Limits, Solution
 from matsmerge.linalg.task_subspaces import falls_apart, in_full, is_truncated
 from matsmerge.methods.merge_steps import EssentialSubspaces, SingularValueCalibration
 from matsmerge.methods.objectives.objective import Objective
-from matsmerge.methods.options import table
+from matsmerge.methods.options import by_name
 from matsmerge.methods.solver import Problem, Solver
 
 _MAX_KEPT_ELEMENTS = 1 << 22  # of all residuals of a solution
@@ -238,6 +238,6 @@ class SpectralFilter(Solver):
         return solve_by_flow(system, basis, self.time, self.share)
 
 
-SOLVERS: Mapping[str, type[Solver]] = table(
+SOLVERS: Mapping[str, type[Solver]] = by_name(
     ConjugateGradients, ClosedForm, SpectralFilter, SingularValueCalibration, EssentialSubspaces
 )

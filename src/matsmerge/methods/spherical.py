@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method, Pass
-from matsmerge.methods.site import Site, Task, combine, scratch, weighted_sum
+from matsmerge.methods.site import Site, SiteTask, add_models, scratch, weighted_sum
 
 Matrix = NDArray[np.float64]
 
@@ -35,7 +35,7 @@ class SphericalMethod(Method):
     def works_on_changes(self) -> bool:
         return self.reads_base
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:  # noqa: ARG002
         gram = np.sum((yield Pass(_InnerProducts(self.reads_base))), axis=0)
         mixed = self.mix(gram, [task.weight for task in tasks])
         return {"coefficients": [float(c) for c in mixed]}
@@ -43,7 +43,7 @@ class SphericalMethod(Method):
     def merge(self, site: Site) -> Tensor:
         coefficients = site.measured["coefficients"]
         if self.reads_base:
-            return combine(site, 1 - sum(coefficients), coefficients)
+            return add_models(site, 1 - sum(coefficients), coefficients)
         return weighted_sum(site, coefficients)
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Method
-from matsmerge.methods.site import Site, combine
+from matsmerge.methods.site import Site, add_models
 
 
 class TaskArithmetic(Method):
@@ -31,4 +31,4 @@ class TaskArithmetic(Method):
 
     def merge(self, site: Site) -> Tensor:
         coefficients = self.coefficients([task.weight for task in site.tasks])
-        return combine(site, 1 - sum(coefficients), coefficients)
+        return add_models(site, 1 - sum(coefficients), coefficients)

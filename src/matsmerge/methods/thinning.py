@@ -13,7 +13,7 @@ from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method, Pass
 from matsmerge.methods.sign_election import merge_agreeing
-from matsmerge.methods.site import Measured, Site, Task, stack_deltas, total_weight
+from matsmerge.methods.site import Measured, Site, SiteTask, stack_deltas, total_weight
 
 
 class ThinnedMethod(Method):
@@ -45,7 +45,7 @@ class ThinnedMethod(Method):
         base = rows.load_base()
         return base, stack_deltas(rows, base), own
 
-    def choose(self, tasks: Sequence[Task], num_elements: int) -> Measuring:  # noqa: ARG002
+    def choose(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:  # noqa: ARG002
         """Learn what `thin_` has to know beyond a site; it is not asked where all is kept."""
         return {}
         yield
@@ -58,7 +58,7 @@ class ThinnedMethod(Method):
     def divides_by_weights(self) -> bool:
         return self.normalize and not self.elects
 
-    def measure(self, tasks: Sequence[Task], num_elements: int) -> Measuring:
+    def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         if all(task.density == 1 for task in tasks):
             return {}
         measured = dict((yield from self.choose(tasks, num_elements)))

@@ -12,8 +12,8 @@ from torch import Tensor
 from matsmerge.linalg.selection import (
     NOTHING_SEEN,
     Bracket,
+    FloatArray,
     Tally,
-    Values,
     add_tallies,
     bracket_quantile,
     kth_largest,
@@ -107,7 +107,7 @@ def sample_pass(rows: Callable[[Site], Iterable[Tensor]], num_elements: int) -> 
 class _Sampling:
     rows: Callable[[Site], Iterable[Tensor]]
 
-    def __call__(self, site: Site) -> list[Values]:
+    def __call__(self, site: Site) -> list[FloatArray]:
         return [row.numpy().copy() for row in self.rows(site)]
 
 

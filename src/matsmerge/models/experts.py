@@ -2,9 +2,11 @@
 
 Transformers 5 keeps most experts fused in 3-D parameters and multiplies by slices of these, which
 no hook sees. While a model is watched, its experts are replaced by modules that do the same, one
-linear map after the other, on the same memory.
+linear map after the other, on the same memory. A model that is loaded without values, to be filled
+a block at a time, keeps these modules: each part of an expert is a parameter of its own then.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from matsmerge.checkpoints.fused_experts import Piece, pieces_of
+from matsmerge.checkpoints.fused_experts import ExpertPart, pieces_of
 
 _NUM_TRIED = 8  # experts
 
@@ -83,7 +85,7 @@ class RoutedExperts(nn.Module):
         return outputs
 
 
-def _put_apart(fused: nn.Module, pieces: Mapping[str, Piece]) -> RoutedExperts:
+def _put_apart(fused: nn.Module, pieces: Mapping[str, ExpertPart]) -> RoutedExperts:
     """Fused experts, on the same memory."""
     own = dict(fused.named_parameters())
     parameters = {}
@@ -101,7 +103,7 @@ def _put_apart(fused: nn.Module, pieces: Mapping[str, Piece]) -> RoutedExperts:
     return RoutedExperts(experts)
 
 
-def find_fused(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Piece]]]:
+def find_fused(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, ExpertPart]]]:
     """The experts modules of a model that are known, and the parts of their parameters by name."""
     for name, module in model.named_modules():
         # Attributes that transformers gives to such modules, and to no others.
@@ -120,6 +122,35 @@ def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
             found.pop(f"{module}.{piece.tensor}", None)
             found[f"{module}.{name}"] = piece.shape
     return found
+
+
+def keep_apart(model: nn.Module) -> None:
+    """Have a model without values run its experts one by one from now on.
+
+    What does something else then, as seen with other values, stays as it is.
+    """
+    same: dict[Any, bool] = {}  # by class and shapes
+    for name, experts, pieces in list(find_fused(model)):
+        kind = (type(experts), *(p.shape for p in experts.parameters()))
+        if kind not in same:
+            few = _few_with_values(experts)
+            parts = pieces_of({n: tuple(p.shape) for n, p in few.named_parameters()})
+            same[kind] = _do_the_same(few, _put_apart(few, parts))
+        if same[kind]:
+            model.set_submodule(name, _put_apart(experts, pieces))
+
+
+def _few_with_values(experts: nn.Module) -> nn.Module:
+    """Two such experts, which are enough to see what a module does, with values at random."""
+    few: Any = copy.deepcopy(experts)
+    few.num_experts = 2
+    generator = torch.Generator().manual_seed(0)
+    for name, p in experts.named_parameters():
+        bound = p.shape[-1] ** -0.5
+        values = torch.empty(2, *p.shape[1:]).uniform_(-bound, bound, generator=generator)
+        few._parameters[name] = nn.Parameter(values.to(p.dtype))
+    assert isinstance(few, nn.Module)
+    return few
 
 
 class ExpertsApart:

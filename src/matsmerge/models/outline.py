@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
-from matsmerge.checkpoints.summary import kind_of
+from matsmerge.checkpoints.summary import tensor_kind
 from matsmerge.models.parameter_names import match_names
 from matsmerge.models.pretrained import architecture_of, empty_model
 from matsmerge.optional_import import import_optional
@@ -32,7 +32,7 @@ def outline_of(checkpoint: Checkpoint) -> Outline:
         linear = [
             name
             for name, spec in checkpoint.specs.items()
-            if name.endswith(".weight") and kind_of(name, spec) == "matrix"
+            if name.endswith(".weight") and tensor_kind(name, spec) == "matrix"
         ]
         return Outline({n: n for n in checkpoint.specs}, dict.fromkeys(linear, False), frozenset())
     names = match_names(model, checkpoint)

@@ -21,7 +21,7 @@ from matsmerge.optional_import import import_optional
 from matsmerge.problems import listed
 
 Size = Annotated[int, Field(ge=1, lt=2**31)]
-Layers = Annotated[int, Field(ge=0, lt=10_000)]  # a model is made layer by layer
+NumLayers = Annotated[int, Field(ge=0, lt=10_000)]  # a model is made layer by layer
 
 DTYPES = {dtype_name(dtype): dtype for dtype in FLOAT_DTYPES}
 
@@ -43,9 +43,9 @@ class ConfigContent(Content):
     num_channels: Size | None = None
     hidden_size: Size | None = None
     hidden_sizes: list[Size] | None = None
-    num_hidden_layers: Layers | None = None
-    num_layers: Layers | None = None
-    n_layer: Layers | None = None
+    num_hidden_layers: NumLayers | None = None
+    num_layers: NumLayers | None = None
+    n_layer: NumLayers | None = None
     max_position_embeddings: int | float | None = None
     pad_token_id: int | None = None
     decoder_start_token_id: int | list[int] | None = None

@@ -34,7 +34,7 @@ def known_options() -> dict[str, Any]:
     return known
 
 
-def tables() -> Mapping[str, Mapping[str, Known]]:
+def known_parts() -> Mapping[str, Mapping[str, Known]]:
     """The options of every method (`init`), `objective` and `solver`."""
     found: Mapping[str, Mapping[str, Known]] = known_options()["tables"]
     return found
@@ -67,7 +67,7 @@ def describe_options() -> dict[str, Any]:
             part: {
                 name: {
                     key: [
-                        "part" if key in parts.tables() else kind(f.annotation),
+                        "part" if key in parts.part_classes() else kind(f.annotation),
                         f.description,
                         limits(f),
                     ]
@@ -75,7 +75,7 @@ def describe_options() -> dict[str, Any]:
                 }
                 for name, cls in table.items()
             }
-            for part, table in parts.tables().items()
+            for part, table in parts.part_classes().items()
         },
     }
 
@@ -90,6 +90,12 @@ def read_written(path: str | Path) -> list[tuple[str, Mapping[str, Any]]]:
     for i, data in enumerate(documents):
         if not isinstance(data, Mapping):
             raise RecipeError(f"{path}: expected a mapping with 'models' and 'method'")
+        if "experts" in data and not data.keys() & {"merge_method", "method"}:
+            raise RecipeError(
+                f"{path}: is a recipe of mergekit-moe, which makes models the experts of a new one "
+                "and merges nothing; run it with mergekit-moe, and merge its result here like any "
+                "other model"
+            )
         several = f"document {data.get('name') or i + 1}: " if len(documents) > 1 else ""
         found.append((f"{path}: {several}", data))
     return found
@@ -114,7 +120,7 @@ def _unknown_names(data: Mapping[str, Any]) -> Iterator[str]:
             yield from _unknown_keys(f"{part}.{number}: ", entry, known[part])
     method = data.get("method")
     name = method.get("name") if isinstance(method, Mapping) else method
-    methods = tables()["init"]
+    methods = known_parts()["init"]
     if isinstance(name, str) and name not in methods:
         yield f"method: unknown method '{name}'{closest(name, methods)}"
 
@@ -122,7 +128,7 @@ def _unknown_names(data: Mapping[str, Any]) -> Iterator[str]:
 def _wrong_values(given: Any, part: str = "init", where: str = "method: ") -> Iterator[str]:
     """Values of no kind or size that an option takes; what else is wrong is found later."""
     name = str(given.get("name")) if isinstance(given, Mapping) else ""
-    known = tables()[part].get(name)
+    known = known_parts()[part].get(name)
     if known is None:
         return
     for key, value in given.items():

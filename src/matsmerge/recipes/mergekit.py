@@ -354,7 +354,9 @@ class _Translation(MergekitReader):
                 is_known = change == recipe["method"] and is_fixed
                 override = as_override({} if is_known else change, found, names) | only
                 if override:
-                    recipe["overrides"].append({**where, **override, "required": False})
+                    # A module has to be there; of slices all that comes before layers may not be.
+                    required = False if "layers" in where else "any"
+                    recipe["overrides"].append({**where, **override, "required": required})
             else:
                 for entry in recipe["models"]:
                     entry |= found.get(entry["model"], {})

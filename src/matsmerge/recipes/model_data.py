@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import Field, model_serializer
 
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, NUM_SEEDS
-from matsmerge.statistics.collection_options import CollectionOptions, make_options
-from matsmerge.statistics.prepared_collection import Choice
+from matsmerge.statistics.collection_options import CollectionOptions, make_collection_options
+from matsmerge.statistics.prepared_collection import ExampleChoice
 from matsmerge.tasks.task_file import TaskFile, read_task_file
 
 
@@ -44,8 +44,8 @@ class ModelData(TaskFile):
         described = read_task_file(self.data)
         return described.model_copy(update={k: v for k, v in given.items() if k != "data"})
 
-    def choice(self, described: TaskFile) -> Choice:
-        return Choice(
+    def choice(self, described: TaskFile) -> ExampleChoice:
+        return ExampleChoice(
             self.num_examples or None,
             self.shuffle,
             described.columns,
@@ -57,7 +57,7 @@ class ModelData(TaskFile):
     @property
     def statistics_options(self) -> CollectionOptions:
         """How statistics of inputs are collected."""
-        return make_options(statistics="gram", seed=self.seed, held_out=self.held_out)
+        return make_collection_options(statistics="gram", seed=self.seed, held_out=self.held_out)
 
 
 def as_model_data(value: Any) -> Any:

@@ -88,7 +88,10 @@ class Override(BaseModel):
     only: list[str] | None = Field(
         None, min_length=1, description="the models that take part; by default all"
     )
-    required: bool = Field(True, description="whether it is an error if nothing matches")
+    required: bool | Literal["any"] = Field(
+        True,
+        description="whether it is an error if a pattern matches nothing; any: if all of them do",
+    )
 
     @model_validator(mode="after")
     def _changes_something(self) -> "Override":

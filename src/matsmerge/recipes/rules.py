@@ -90,9 +90,15 @@ def check_patterns(recipe: Recipe, names: Sequence[str]) -> list[str]:
     places = find_places(names)
     problems: list[str] = []
     notes: list[str] = []
+    applying = [o for o in recipe.overrides if any(_applies(o, n, places[n]) for n in names)]
     for override in recipe.overrides:
-        found = [f"the override pattern '{p}'" for p in unmatched(override.match, names)]
-        if not found and not any(_applies(override, n, places[n]) for n in names):
+        missing = unmatched(override.match, names)
+        if override.required is not True and len(missing) < len(override.match):
+            missing = []  # the patterns are alternatives
+        found = [f"the override pattern '{p}'" for p in missing]
+        # A filter of mergekit's becomes an override for each part of the layers.
+        elsewhere = not override.required and any(o.match == override.match for o in applying)
+        if not found and override not in applying and not elsewhere:
             found = [f"the {override}"]
         said = problems if override.required else notes
         said += [f"{what} matches no parameter, e.g. {names[0]}" for what in found]

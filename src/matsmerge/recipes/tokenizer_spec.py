@@ -31,23 +31,23 @@ def _as_reference(value: Any) -> Any:
 ModelName = Annotated[str, BeforeValidator(_as_reference, json_schema_input_type=str)]
 
 
-class _Part(BaseModel):
+class _SpecPart(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ZeroRow(_Part):
+class ZeroRow(_SpecPart):
     """A row of zeros."""
 
     kind: Literal["zero"]
 
 
-class MeanRow(_Part):
+class MeanRow(_SpecPart):
     """The mean of the rows that models have for the token."""
 
     kind: Literal["mean"]
 
 
-class TokenRow(_Part):
+class TokenRow(_SpecPart):
     """A model's row of another token."""
 
     kind: Literal["model_token"]
@@ -64,7 +64,7 @@ class TokenRow(_Part):
         return self
 
 
-class TokenRule(_Part):
+class TokenRule(_SpecPart):
     """Where the row of a token comes from, for models that lack it or for all."""
 
     source: (
@@ -77,7 +77,7 @@ class TokenRule(_Part):
     force: bool = Field(False, description="for all models, not only for those that lack it")
 
 
-class TokenizerSpec(_Part):
+class TokenizerSpec(_SpecPart):
     """The tokenizer of the output, to whose ids the rows of all embeddings are brought."""
 
     source: ModelName = Field(

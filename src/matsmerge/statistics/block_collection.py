@@ -37,7 +37,7 @@ from matsmerge.statistics.parameters import find_parameters
 from matsmerge.statistics.partial_passes import PartialPasses
 from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics import Statistics
-from matsmerge.statistics.structure import is_float, spread
+from matsmerge.statistics.structure import is_float, spread_output
 from matsmerge.tasks.batch import Batch
 
 Run = Callable[[nn.Module, Any], Any]
@@ -334,4 +334,4 @@ class BlockCollection:
 def _spread_out(output: Any, batch: Batch) -> list[Tensor]:
     """The tensors of an output; whether all sequences share one is seen in none of them."""
     num_sequences = batch.first_sequences[-1]
-    return [spread(x, num_sequences) for x in tree_flatten(output)[0] if is_float(x)]
+    return [spread_output(x, num_sequences) for x in tree_flatten(output)[0] if is_float(x)]

@@ -11,11 +11,13 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from matsmerge.statistics.gradients import Examples
 from matsmerge.statistics.held_tensors import Kept
-from matsmerge.statistics.structure import is_float, spread
+from matsmerge.statistics.structure import is_float, spread_output
 from matsmerge.statistics.task_data import TaskData, Way, copied
 from matsmerge.tasks.batch import Batch
 
-Place = tuple[int, int]  # which of the scalars that are sent back, and which tensor of an output
+BatchPlace = tuple[
+    int, int
+]  # which of the scalars that are sent back, and which tensor of an output
 
 
 @dataclass
@@ -25,7 +27,9 @@ class Capture:
     What all sequences share gets a part for each of them, so that each has a gradient of its own.
     """
 
-    gradients: dict[str, dict[Place, Tensor]] = field(default_factory=lambda: defaultdict(dict))
+    gradients: dict[str, dict[BatchPlace, Tensor]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
     num_terms: int = 0
     _term: int = 0  # the one that is sent back now
 
@@ -37,7 +41,7 @@ class Capture:
             number = next(leaves)
             if not is_float(leaf):
                 return leaf
-            leaf = spread(leaf, num_sequences)
+            leaf = spread_output(leaf, num_sequences)
             # A copy, which the model's code may change in place.
             leaf = (leaf if leaf.requires_grad else leaf.detach().requires_grad_()).clone()
             leaf.register_hook(lambda grad: self._arrive(key, number, grad))
@@ -64,7 +68,7 @@ class BlockData(TaskData):
     def begin(self, *args: Any) -> None:
         super().begin(*args)
         self._outputs: list[dict[str, Any]] = [{} for _ in self.batches]  # by block
-        self._gradients: list[dict[str, dict[Place, Kept]]] = [{} for _ in self.batches]
+        self._gradients: list[dict[str, dict[BatchPlace, Kept]]] = [{} for _ in self.batches]
         self._num_terms = [0 for _ in self.batches]
         self.shown: dict[str, str] = {}  # of each stack, the block whose output is given back
         self.capture: Capture | None = None

@@ -16,7 +16,7 @@ from matsmerge.linalg.nystrom import least_dim
 from matsmerge.models.experts import ExpertsApart
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.coverage import Coverage
-from matsmerge.statistics.input_watch import Subject
+from matsmerge.statistics.input_watch import WatchedModel
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.moment_sum import MomentStatistic
 from matsmerge.statistics.kinds.statistic import GradientStatistic, InputStatistic
@@ -28,10 +28,10 @@ from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import (
     HELD_OUT,
     MAIN,
-    Count,
     Header,
     Origin,
     Statistics,
+    WholeNumber,
     statistics_of,
 )
 from matsmerge.statistics.statistics_file import parse_dtype
@@ -46,7 +46,7 @@ Loss = Callable[[nn.Module, Any], Any]
 class CollectionState(State):
     """All of a collection but the arrays."""
 
-    num_batches: Count
+    num_batches: WholeNumber
     sets: dict[str, SetState]
     leaders: dict[str, str]  # of maps that share an input
     lessons: list[Lesson]
@@ -106,7 +106,7 @@ class Collection:
         sets = [MAIN, HELD_OUT] if options.held_out else [MAIN]
         self.totals = {of: Totals(dtype, rank=options.sketch_rank) for of in sets}
         self._shared = SharedInputs()
-        self._subject = Subject(
+        self._subject = WatchedModel(
             model,
             loss or _run_plain,
             options,

@@ -17,9 +17,8 @@ from matsmerge.limits import MOST_RANK, MOST_SAMPLES, NUM_SEEDS
 from matsmerge.problems import problems_of
 from matsmerge.statistics.kinds import KINDS, collected_for
 from matsmerge.statistics.kinds.statistic import Statistic
+from matsmerge.statistics.ranks import AUTO_RANK
 from matsmerge.tasks.prediction import Expectation, Reduction
-
-DEFAULT_RANK = 64
 
 Rank = Annotated[int, Field(ge=1, le=MOST_RANK)]
 
@@ -51,7 +50,7 @@ class CollectionOptions(BaseModel):
 
     rank: Rank | Literal["auto", "full"] = "full"
     """Leading directions that second moments of linear maps are kept by, as sketches; all of them
-    (full); or DEFAULT_RANK where a layer is wide enough for that to be smaller (auto)."""
+    (full); or AUTO_RANK where a layer is wide enough for that to be smaller (auto)."""
 
     parameters: tuple[str, ...] = ("*",)
     """Patterns of the parameters to have statistics of; only those that require gradients."""
@@ -102,7 +101,7 @@ class CollectionOptions(BaseModel):
         """The rank of sketches; None if there are none."""
         if self.rank == "full":
             return None
-        return DEFAULT_RANK if self.rank == "auto" else self.rank
+        return AUTO_RANK if self.rank == "auto" else self.rank
 
     @property
     def wants_gradients(self) -> bool:
@@ -114,7 +113,7 @@ class CollectionOptions(BaseModel):
         return self.wants_gradients and self.fisher == "empirical"
 
 
-def make_options(**values: object) -> CollectionOptions:
+def make_collection_options(**values: object) -> CollectionOptions:
     """Check options; all that is wrong with them is in one `RecipeError`."""
     try:
         return CollectionOptions.model_validate(values)

@@ -21,7 +21,7 @@ from matsmerge.files.output_place import check_file, check_room
 from matsmerge.models.parameter_names import match_names
 from matsmerge.progress import AnyProgress, listener
 from matsmerge.statistics.collection import Collection, Loss
-from matsmerge.statistics.collection_options import CollectionOptions, make_options
+from matsmerge.statistics.collection_options import CollectionOptions, make_collection_options
 from matsmerge.statistics.compression import finish
 from matsmerge.statistics.loss_terms import losses_by_labels
 from matsmerge.statistics.partial_file import Interruption, PartialFile, partial_path
@@ -31,6 +31,7 @@ from matsmerge.statistics.processes import (
     this_process,
     wait_for_processes,
 )
+from matsmerge.statistics.ranks import RANK_UNLESS_GIVEN
 from matsmerge.statistics.shown_batch import count_examples
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
 from matsmerge.statistics.statistics_file import (
@@ -55,7 +56,7 @@ def collect(
     name: str | None = None,
     data: str = "batches",
     out: str | Path | None = None,
-    rank: int | Literal["auto", "full"] = "full",
+    rank: int | Literal["auto", "full"] = RANK_UNLESS_GIVEN,
     dtype: str = "auto",
     overwrite: bool = False,
     resume: bool = False,
@@ -85,7 +86,7 @@ def collect(
     """
     from_file = isinstance(batches, (str, Path))
     choice = {key: options.pop(key) for key in _CHOICES if from_file and key in options}
-    checked = make_options(statistics=statistics, rank=rank, **options)
+    checked = make_collection_options(statistics=statistics, rank=rank, **options)
     parse_dtype(dtype)
     output = None if out is None else Output(local_path(out), dtype, resume, overwrite)
     if output is not None:
@@ -113,7 +114,7 @@ def collect(
     collection = Collection(model, checked, loss, names)
     batches = assign_sets(batches, checked)
     of_data = Origin(name=public_name(data), fingerprint="")
-    result = run(collection, batches, origin, of_data, output, progress)
+    result = run_collection(collection, batches, origin, of_data, output, progress)
     _warn(collection.notes)
     return result
 
@@ -159,7 +160,7 @@ class Output:
         return self.path.with_name(f".{self.path.stem}{self.part.suffix}{self.path.suffix}")
 
 
-def run(
+def run_collection(
     collection: Collection,
     batches: Iterable[tuple[str, Any]],
     model: Origin,

@@ -16,7 +16,7 @@ from matsmerge.statistics.kinds.statistic import Form
 from matsmerge.statistics.statistics import Sketching, Statistics, in_memory, with_constant
 
 
-def compress(statistics: Statistics, rank: int) -> Statistics:
+def compress_statistics(statistics: Statistics, rank: int) -> Statistics:
     """The same statistics with second moments of linear maps kept by a rank."""
     header, label = statistics.header, statistics.arrays.label
     before = header.sketching

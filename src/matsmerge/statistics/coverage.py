@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from matsmerge.statistics.input_watch import Subject
+from matsmerge.statistics.input_watch import WatchedModel
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.statistic import (
     GradientStatistic,
@@ -24,7 +24,7 @@ from matsmerge.statistics.watches import Watches
 class Coverage:
     """What a model's batches gave statistics of; `watches` are those of all its batches."""
 
-    subject: Subject
+    subject: WatchedModel
     watches: Collection[Watches]
 
     def maps(self) -> Iterator[Map]:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError
 from matsmerge.models.streamed_model import StreamedModel, is_within
-from matsmerge.statistics.sections import Outline, find_sections, trace
+from matsmerge.statistics.sections import Sections, find_sections, trace
 from matsmerge.statistics.structure import place_of, watching_calls
 
 _INSTEAD = "allow more memory (--max-memory), or spread the model over devices (--device-map auto)"
@@ -27,7 +27,7 @@ class CutModel:
     """
 
     streamed: StreamedModel
-    outline: Outline
+    outline: Sections
     calls: tuple[str, ...]  # modules as they are entered
     leaders: dict[
         str, str
@@ -105,7 +105,9 @@ def cut(streamed: StreamedModel, run: Callable[[nn.Module], Any]) -> CutModel:
 
     def enter(name: str, given: Any) -> None:
         tensors = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
-        if tensors and name in leaves:
+        if tensors and name in leaves and not tensors[0].numel():
+            leaders.setdefault(name, name)  # of an expert without tokens
+        elif tensors and name in leaves:
             place = (*place_of(tensors[0]), tensors[0]._version)
             leaders.setdefault(name, received.setdefault(place, (name, tensors[0]))[0])
 

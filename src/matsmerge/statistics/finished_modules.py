@@ -18,7 +18,7 @@ from matsmerge.statistics.structure import watching_calls
 
 
 @dataclass
-class Call:
+class CallSpan:
     """A call of a module: when it began and ended, and what came of it."""
 
     began: int
@@ -28,15 +28,15 @@ class Call:
     is_pure: bool = True  # were its inputs left as they were?
 
 
-def watch_calls(model: nn.Module, run: Callable[[], Any]) -> dict[str, list[Call]]:
+def watch_calls(model: nn.Module, run: Callable[[], Any]) -> dict[str, list[CallSpan]]:
     """All calls of a model's modules in a forward pass, by module."""
-    calls: dict[str, list[Call]] = defaultdict(list)
+    calls: dict[str, list[CallSpan]] = defaultdict(list)
     num_events = 0
 
     def enter(name: str, given: Any) -> None:
         nonlocal num_events
         inputs = [x for x in tree_flatten(given)[0] if isinstance(x, Tensor)]
-        calls[name].append(Call(num_events, [(x, x._version) for x in inputs]))
+        calls[name].append(CallSpan(num_events, [(x, x._version) for x in inputs]))
         num_events += 1
 
     def leave(name: str, output: Any) -> None:
@@ -89,7 +89,7 @@ class FinishedModules:
 
 
 def find_finished(
-    model: nn.Module, passes: Sequence[tuple[Mapping[str, Sequence[Call]], int]]
+    model: nn.Module, passes: Sequence[tuple[Mapping[str, Sequence[CallSpan]], int]]
 ) -> FinishedModules:
     """Modules with weights that are called once, and whose outputs have a part for each sequence.
 

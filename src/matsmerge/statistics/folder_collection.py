@@ -9,7 +9,11 @@ from torch import nn
 from matsmerge.errors import RecipeError
 from matsmerge.statistics.collection import Loss
 from matsmerge.statistics.collection_options import CollectionOptions
-from matsmerge.statistics.prepared_collection import Choice, PreparedCollection, prepare
+from matsmerge.statistics.prepared_collection import (
+    ExampleChoice,
+    PreparedCollection,
+    prepare_collection,
+)
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile, read_task_file
@@ -37,5 +41,5 @@ def prepare_folder(
     loaded = load_model(
         model, described, need_targets=options.wants_targets, device=given.pop("device", None)
     )
-    chosen = Choice(columns=described.columns, wordings=described.wordings, **given)
-    return prepare(loaded, rows, options, chosen)
+    chosen = ExampleChoice(columns=described.columns, wordings=described.wordings, **given)
+    return prepare_collection(loaded, rows, options, chosen)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from matsmerge.statistics.gradients import Call, MapCall, NormCall
-from matsmerge.statistics.input_watch import Pass, Subject, first_argument
-from matsmerge.statistics.kinds.statistic import GradientStatistic, OutputStatistic, Sum
+from matsmerge.statistics.input_watch import WatchedBatch, WatchedModel, first_argument
+from matsmerge.statistics.kinds.statistic import GradientStatistic, OutputStatistic, RunningSum
 from matsmerge.statistics.parameters import Owned
 from matsmerge.statistics.replay import ReplayCall
 from matsmerge.statistics.structure import Structure, check_unchanged, is_float
@@ -24,10 +24,10 @@ class GradientWatch:
     a batch they have a closed form, or are replayed.
     """
 
-    current: Pass
+    current: WatchedBatch
     is_watching = False
 
-    def __init__(self, subject: Subject, structure: Structure) -> None:
+    def __init__(self, subject: WatchedModel, structure: Structure) -> None:
         self._modules = dict(subject.model.named_modules())
         self._parameters = subject.parameters
         self._structure = structure
@@ -109,7 +109,7 @@ class GradientWatch:
             module = self._modules[name]
             hooks.callback(module.register_forward_hook(record, with_kwargs=True).remove)
 
-    def begin_forward(self, current: Pass) -> None:
+    def begin_forward(self, current: WatchedBatch) -> None:
         self.current, self.is_watching = current, True
         self._calls, self._replay_calls, self._waiting = defaultdict(list), [], {}
 
@@ -246,7 +246,7 @@ class GradientWatch:
         for total in self._sums(owned, gradient.device):
             total.add(rows)
 
-    def _sums(self, owned: Owned, device: torch.device) -> list[Sum]:
+    def _sums(self, owned: Owned, device: torch.device) -> list[RunningSum]:
         return [self.current.totals.sum_of(kind, owned, device) for kind in self._kinds_of(owned)]
 
 

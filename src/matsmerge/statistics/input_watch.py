@@ -22,7 +22,7 @@ from matsmerge.statistics.totals import Totals
 
 
 @dataclass(frozen=True)
-class Subject:
+class WatchedModel:
     """The model that is watched, what is collected of it, and the totals of all sets."""
 
     model: nn.Module
@@ -37,7 +37,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Pass:
+class WatchedBatch:
     """A batch on its way through the model, and the totals it counts towards."""
 
     totals: Totals
@@ -49,10 +49,10 @@ class Pass:
 class InputWatch:
     """Adds what linear maps receive to the totals of the current pass."""
 
-    current: Pass
+    current: WatchedBatch
     is_watching = False
 
-    def __init__(self, subject: Subject, structure: Structure) -> None:
+    def __init__(self, subject: WatchedModel, structure: Structure) -> None:
         self._subject = subject
         collected = subject.options.collected
         self._kinds = [kind for kind in collected if isinstance(kind, InputStatistic)]
@@ -87,7 +87,7 @@ class InputWatch:
 
             hooks.callback(m.module.register_forward_pre_hook(receive, with_kwargs=True).remove)
 
-    def begin_forward(self, current: Pass) -> None:
+    def begin_forward(self, current: WatchedBatch) -> None:
         self.current, self.is_watching = current, True
 
     def end_forward(self) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from matsmerge.models.experts import ExpertLinear, Routing
 
-Layout = Literal["linear", "conv1d", "conv2d", "embedding", "norm", "scale"]
+MapLayout = Literal["linear", "conv1d", "conv2d", "embedding", "norm", "scale"]
 _PIECE_ELEMENTS = 1 << 24  # of unfolded patches at once
 _VECTORS = "ia3_l."  # where PEFT keeps vectors of (IA)^3, by the adapter's name
 
@@ -28,7 +28,7 @@ class LinearMap:
 
     name: str  # of the module
     module: nn.Module
-    layout: Layout
+    layout: MapLayout
     routing: Routing | None = None  # of an expert's maps, which receive some of the tokens only
 
     @property

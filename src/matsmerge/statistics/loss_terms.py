@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.marks import Marks
-from matsmerge.tasks.causal_lm import CausalLM
+from matsmerge.tasks.kinds import continues_input
 from matsmerge.tasks.prediction import IGNORED, Prediction
 
 
@@ -91,6 +91,6 @@ def losses_by_labels(model: nn.Module, batch: Any) -> Prediction:
             "loss=f with f(model, batch) returning the negative log-likelihood of each example"
         )
     logits = model(**batch).logits
-    if type(model).__name__.endswith(CausalLM.architectures):
+    if continues_input(type(model).__name__):
         logits, labels = logits[:, :-1], labels[:, 1:]
     return Prediction(logits, labels)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from matsmerge.statistics.finished_modules import FinishedModules
 from matsmerge.statistics.input_watch import first_argument
 from matsmerge.statistics.linear_maps import LinearMap
-from matsmerge.statistics.sections import Outline, Section
+from matsmerge.statistics.sections import Section, Sections
 from matsmerge.statistics.task_data import TaskData, Way
 from matsmerge.tasks.batch import Batch
 
@@ -36,7 +36,7 @@ class PartialPasses:
     def __init__(
         self,
         model: nn.Module,
-        outline: Outline,
+        outline: Sections,
         finished: FinishedModules,
         call: Callable[[nn.Module, Batch], Any] = lambda model, batch: model(**batch.inputs),
     ) -> None:

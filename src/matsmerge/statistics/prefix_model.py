@@ -34,13 +34,13 @@ from matsmerge.statistics.kinds.paired_moments import PAIRS
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.parameters import find_maps, find_parameters
 from matsmerge.statistics.partial_passes import PartialPasses, Values
-from matsmerge.statistics.sections import Outline, Section, Trace, find_sections, trace
+from matsmerge.statistics.sections import PassTrace, Section, Sections, find_sections, trace
 from matsmerge.statistics.statistics import Map, Statistics
 from matsmerge.statistics.task_data import TaskData
 from matsmerge.tasks.batch import Batch
 
 # Told of the examples that have gone through a section.
-Seen = Callable[[int], None]
+CountSeen = Callable[[int], None]
 
 
 class PrefixModel:
@@ -52,7 +52,7 @@ class PrefixModel:
             if getattr(getattr(module, "config", None), "use_cache", False):
                 module.config.use_cache = False  # type: ignore[union-attr]
         seen = self._trace(data)
-        self.outline: Outline = find_sections(model, seen)
+        self.outline: Sections = find_sections(model, seen)
         self._calls = [module for module, is_entered in seen.events if is_entered]
         self._passes = PartialPasses(model, self.outline, self._find_finished(data))
         self._tensors = self._passes.tensors
@@ -106,7 +106,7 @@ class PrefixModel:
         data: TaskData,
         names: Mapping[str, str],
         options: CollectionOptions,
-        seen: Seen = lambda _: None,
+        seen: CountSeen = lambda _: None,
         *,
         are_paired: bool = False,
         group: Sequence[str] = (),
@@ -161,7 +161,7 @@ class PrefixModel:
             return []
         return [self._maps[name] for name in sorted(group, key=self._calls.index)]
 
-    def advance(self, section: Section, data: TaskData, seen: Seen = lambda _: None) -> None:
+    def advance(self, section: Section, data: TaskData, seen: CountSeen = lambda _: None) -> None:
         """Run a block as it is now on what has been reached, and hold what it gives."""
         assert section.block is not None
         with self._passes.until(section), self._passes.replaying(section), torch.no_grad():
@@ -176,7 +176,7 @@ class PrefixModel:
         data: TaskData,
         own: Values,
         modules: Iterable[str],
-        seen: Seen = lambda _: None,
+        seen: CountSeen = lambda _: None,
     ) -> None:
         """Run a section with a task's own values on what has been reached with these.
 
@@ -305,11 +305,11 @@ class PrefixModel:
                 f"the block before it alone, an example at a time ({reason}); use inputs: own"
             )
 
-    def _trace(self, data: TaskData) -> Trace:
+    def _trace(self, data: TaskData) -> PassTrace:
         [(_, batch)] = data.collated()
         return self._trace_batch(data, batch)
 
-    def _trace_batch(self, data: TaskData, batch: Batch) -> Trace:
+    def _trace_batch(self, data: TaskData, batch: Batch) -> PassTrace:
         try:
             return trace(self.model, partial(self._run_plain, batch))
         except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:

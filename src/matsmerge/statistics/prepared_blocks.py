@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from matsmerge.checkpoints.filled_checkpoint import Stored
+from matsmerge.checkpoints.fused_experts import separate_experts
 from matsmerge.errors import DataError, OutputError
 from matsmerge.files.output_place import check_room
 from matsmerge.models.streamed_model import StreamedModel
@@ -87,9 +88,7 @@ def prepare_within(
     try:
         blocks = prepare_blocks(prepared, device)
     except DataError:
-        model = prepared.loaded.model
-        least = sum(p.nbytes for p in model.parameters()) + prepared.collection.expected_bytes()
-        if least > max_bytes:
+        if least_bytes(prepared) > max_bytes:
             raise
         return None
     if not blocks.needs.are_by_blocks(max_bytes):
@@ -98,10 +97,17 @@ def prepare_within(
     return replace(blocks, max_bytes=max_bytes)
 
 
+def least_bytes(prepared: PreparedCollection) -> int:
+    """Memory that any model and its statistics take."""
+    model = prepared.loaded.model
+    return sum(p.nbytes for p in model.parameters()) + prepared.collection.expected_bytes()
+
+
 def prepare_blocks(prepared: PreparedCollection, device: str | None = None) -> PreparedBlocks:
     """See how a model that was loaded without values can be cut, and what it takes."""
     loaded = prepared.loaded
-    sources = {name: Stored(loaded.checkpoint, stored) for name, stored in loaded.names.items()}
+    checkpoint = separate_experts(loaded.checkpoint)
+    sources = {name: Stored(checkpoint, stored) for name, stored in loaded.names.items()}
     if loaded.head is not None:
         sources |= {name: Stored(loaded.head, own) for name, own in loaded.head_names.items()}
     examples = [example for _, batch in prepared.batches for example in batch]

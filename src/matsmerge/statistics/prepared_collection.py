@@ -12,7 +12,7 @@ from matsmerge.errors import RecipeError
 from matsmerge.progress import AnyProgress
 from matsmerge.statistics.collection import Collection
 from matsmerge.statistics.collection_options import CollectionOptions
-from matsmerge.statistics.collection_run import Output, run
+from matsmerge.statistics.collection_run import Output, run_collection
 from matsmerge.statistics.processes import Process, this_process
 from matsmerge.statistics.statistics import HELD_OUT, MAIN, Origin, Statistics
 from matsmerge.tasks.batch_order import make_batches
@@ -21,7 +21,7 @@ from matsmerge.tasks.task import Encoded, encode_all
 
 
 @dataclass(frozen=True)
-class Choice:
+class ExampleChoice:
     """Which examples to use, and how to show them."""
 
     num_examples: int | None = 1000  # as in the paper; None: all
@@ -51,7 +51,7 @@ class PreparedCollection:
     def run(self, output: Output | None = None, progress: AnyProgress | None = None) -> Statistics:
         """Collect, and write to an output."""
         collated = ((to, self.loaded.task.collate(batch)) for to, batch in self.batches)
-        return run(
+        return run_collection(
             self.collection,
             collated,
             self.model,
@@ -63,11 +63,11 @@ class PreparedCollection:
         )
 
 
-def prepare(
+def prepare_collection(
     loaded: LoadedModel,
     data: Data,
     options: CollectionOptions,
-    choice: Choice,
+    choice: ExampleChoice,
     part: Process | None = None,
 ) -> PreparedCollection:
     """Choose and encode examples; all that is wrong with them is said before anything runs.
@@ -75,7 +75,12 @@ def prepare(
     The batches are those of this process, or of a part of the data.
     """
     numbers = _choose(len(data), choice, options.seed)
-    notes = [*loaded.notes, *_missing_labels(data, numbers, choice)]
+    notes = list(loaded.notes)
+    if left_out := data.labels_left_out(choice.columns.get("label", "label"), numbers):
+        notes.append(
+            f"{data.name}: the {len(numbers)} examples used {left_out} --shuffle draws examples at "
+            "random"
+        )
     encoded = encode_all(loaded.task, data, choice.columns, numbers, wordings=choice.wordings)
     notes += loaded.task.notes
     order = list(range(len(encoded)))
@@ -113,22 +118,8 @@ def _describe_plan(loaded: LoadedModel, batches: list[tuple[str, list[Encoded]]]
     return f"{loaded.task.kind} {loaded.task.options} {dtypes} {numbers}"
 
 
-def _choose(num_rows: int, choice: Choice, seed: int) -> list[int]:
+def _choose(num_rows: int, choice: ExampleChoice, seed: int) -> list[int]:
     num = num_rows if choice.num_examples is None else min(choice.num_examples, num_rows)
     if choice.shuffle:
         return sorted(random.Random(seed).sample(range(num_rows), num))
     return list(range(num))
-
-
-def _missing_labels(data: Data, numbers: list[int], choice: Choice) -> list[str]:
-    """A file sorted by label is easily cut to some of its labels."""
-    column = choice.columns.get("label", "label")
-    if len(numbers) == len(data) or column not in data.columns or not isinstance(data.rows, list):
-        return []
-    everywhere = {str(row.get(column)) for row in data.rows}
-    missing = everywhere - {str(data.rows[n].get(column)) for n in numbers}
-    note = (
-        f"{data.name}: the {len(numbers)} examples used have none of {len(missing)} of the "
-        f"{len(everywhere)} labels; is the file sorted? --shuffle draws examples at random"
-    )
-    return [note] if missing else []

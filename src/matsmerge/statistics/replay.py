@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from matsmerge.statistics.gradients import Examples
-from matsmerge.statistics.structure import check_unchanged, result_tensors, spread
+from matsmerge.statistics.structure import check_unchanged, result_tensors, spread_output
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class ReplayCall:
         """
         index = self._num_outputs
         self._num_outputs += 1
-        output = spread(output, self.examples.num_sequences)
+        output = spread_output(output, self.examples.num_sequences)
         copy = output.clone() if output.requires_grad else output.detach().requires_grad_().clone()
         copy.register_hook(lambda grad: self.grads.__setitem__(index, grad.detach()))
         return copy
@@ -68,7 +68,7 @@ class ReplayCall:
         with requiring_gradients(parameters):
             with torch.enable_grad():
                 result = result_tensors(self.module(*args, **kwargs))
-                outputs = [spread(output, stop - start) for output in result]
+                outputs = [spread_output(output, stop - start) for output in result]
             reached = [i for i, o in enumerate(outputs) if i in self.grads and o.requires_grad]
             if not reached:
                 return [torch.zeros_like(parameter) for parameter in parameters]

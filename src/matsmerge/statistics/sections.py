@@ -33,7 +33,7 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Block:
+class ModelBlock:
     """A module that is run once, and the list of modules it is in."""
 
     module: str
@@ -41,10 +41,10 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Outline:
+class Sections:
     """All sections in the order in which they run; that of shared tensors comes first."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[ModelBlock, ...]
     sections: tuple[Section, ...]
 
     @property
@@ -55,7 +55,7 @@ class Outline:
 
 
 @dataclass
-class Trace:
+class PassTrace:
     """What happened in a forward pass."""
 
     events: list[tuple[str, bool]] = field(default_factory=list)  # (module, is it entered?)
@@ -65,9 +65,9 @@ class Trace:
     values: dict[str, list[Any]] = field(default_factory=lambda: defaultdict(list))
 
 
-def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
+def trace(model: nn.Module, run: Callable[[], Any]) -> PassTrace:
     """Watch a forward pass; inputs and outputs are kept of all items of module lists."""
-    found = Trace()
+    found = PassTrace()
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
     ids = {id(item) for module_list in lists for item in module_list}
     items = {name for name, module in model.named_modules() if id(module) in ids}
@@ -89,7 +89,7 @@ def trace(model: nn.Module, run: Callable[[], Any]) -> Trace:
     return found
 
 
-def find_sections(model: nn.Module, seen: Trace) -> Outline:
+def find_sections(model: nn.Module, seen: PassTrace) -> Sections:
     """Cut a model where its blocks begin and end."""
     names = {id(module): name for name, module in model.named_modules()}
     stacks = {
@@ -103,7 +103,7 @@ def find_sections(model: nn.Module, seen: Trace) -> Outline:
             f"{type(model).__name__}: has no layers that run once and one after the other, "
             "along which it could be merged; use inputs: own"
         )
-    blocks = tuple(Block(name, of_stack[name]) for name in entered)
+    blocks = tuple(ModelBlock(name, of_stack[name]) for name in entered)
     uses = _uses(seen, entered)
     own: dict[int, list[str]] = defaultdict(list)
     shared = []
@@ -114,7 +114,7 @@ def find_sections(model: nn.Module, seen: Trace) -> Outline:
         else:
             own[where.pop()].append(name)
     whole = [Section("shared weights", 0, None, tuple(shared), is_whole=True)] if shared else []
-    return Outline(blocks, (*whole, *_sections(entered, own)))
+    return Sections(blocks, (*whole, *_sections(entered, own)))
 
 
 def _sections(blocks: Sequence[str], own: Mapping[int, list[str]]) -> Iterator[Section]:
@@ -130,7 +130,7 @@ def _sections(blocks: Sequence[str], own: Mapping[int, list[str]]) -> Iterator[S
             yield Section(title, number, None, tensors)
 
 
-def _uses(seen: Trace, blocks: Sequence[str]) -> dict[str, set[int]]:
+def _uses(seen: PassTrace, blocks: Sequence[str]) -> dict[str, set[int]]:
     """Where each module is called, as `_sections` numbers places."""
     numbers = {name: number for number, name in enumerate(blocks)}
     uses: dict[str, set[int]] = defaultdict(set)
@@ -162,7 +162,7 @@ def _owners(model: nn.Module) -> dict[str, list[str]]:
     return owners
 
 
-def _find_stacks(model: nn.Module, names: Mapping[int, str], seen: Trace) -> list[str]:
+def _find_stacks(model: nn.Module, names: Mapping[int, str], seen: PassTrace) -> list[str]:
     """The lists of blocks: the outermost chains, but where these hold longer ones, those."""
     chains = {
         name: module
@@ -182,7 +182,7 @@ def _find_stacks(model: nn.Module, names: Mapping[int, str], seen: Trace) -> lis
     return found
 
 
-def _is_chain(items: Sequence[str], modules: nn.ModuleList, seen: Trace) -> bool:
+def _is_chain(items: Sequence[str], modules: nn.ModuleList, seen: PassTrace) -> bool:
     """Is each called once, and given what the one before it gave?"""
     if not items or any(len(seen.outputs.get(name, ())) != 1 for name in items):
         return False

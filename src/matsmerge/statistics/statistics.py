@@ -29,8 +29,8 @@ from matsmerge.notebook_table import notebook_table
 from matsmerge.statistics.collection_options import CollectionOptions, Rank
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.sketch_sum import scaled
-from matsmerge.statistics.kinds.statistic import Form, Statistic, Stored
-from matsmerge.statistics.linear_maps import Layout
+from matsmerge.statistics.kinds.statistic import Form, Statistic, StoredTensor
+from matsmerge.statistics.linear_maps import MapLayout
 from matsmerge.statistics.marks import Marks
 
 FORMAT_VERSION = 1
@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 MAIN, HELD_OUT = "main", "held_out"
 UNROUTED = "no token of the data was routed to this expert"  # why it has no statistics
 
-Count = Annotated[int, Field(strict=True, ge=0, le=2**53)]
+WholeNumber = Annotated[int, Field(strict=True, ge=0, le=2**53)]
 
 
 class _Part(BaseModel):
@@ -52,7 +52,7 @@ class Map(_Part):
     """
 
     module: str
-    layout: Layout
+    layout: MapLayout
     weight: str
     bias: str | None
     inputs: str | None  # the map whose input this one shares; arrays `inputs/…` and `mean/…`
@@ -62,8 +62,8 @@ class Map(_Part):
 class Set(_Part):
     """How much a set of statistics is made of."""
 
-    num_examples: Count
-    num_rows: dict[str, Count]  # of each `inputs/…`
+    num_examples: WholeNumber
+    num_rows: dict[str, WholeNumber]  # of each `inputs/…`
     marks: Marks | None = None  # of a classifier, where examples have labels
 
 
@@ -274,7 +274,7 @@ class Summed:
     kind: Statistic[Any]
     name: str
     num_rows: int
-    sums: Mapping[str, Stored]
+    sums: Mapping[str, StoredTensor]
 
 
 def statistics_of(

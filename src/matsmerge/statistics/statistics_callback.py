@@ -23,10 +23,11 @@ from matsmerge.models.parameter_names import match_names
 from matsmerge.models.pretrained import quiet
 from matsmerge.optional_import import import_optional
 from matsmerge.statistics.collection import Collection, Loss
-from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.collection_options import make_collection_options
 from matsmerge.statistics.collection_run import assign_sets
 from matsmerge.statistics.compression import finish
 from matsmerge.statistics.loss_terms import losses_by_labels
+from matsmerge.statistics.ranks import RANK_UNLESS_GIVEN
 from matsmerge.statistics.shown_batch import count_examples
 from matsmerge.statistics.statistics import Origin
 from matsmerge.statistics.statistics_file import BESIDE, parse_dtype, save_statistics
@@ -59,11 +60,11 @@ class StatisticsCallback(_TrainerCallback):  # type: ignore[misc]
         on: On = "train_end",
         loss: Loss | None = None,
         name: str = "data",
-        rank: int | Literal["auto", "full"] = "full",
+        rank: int | Literal["auto", "full"] = RANK_UNLESS_GIVEN,
         dtype: str = "auto",
         **options: Any,
     ) -> None:
-        self.options = make_options(statistics=statistics, rank=rank, **options)
+        self.options = make_collection_options(statistics=statistics, rank=rank, **options)
         parse_dtype(dtype)
         if on not in get_args(On):
             raise RecipeError(f"on: expected one of {', '.join(get_args(On))}, found '{on}'")

@@ -11,11 +11,11 @@ from matsmerge.errors import StatisticsError
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.sketch_sum import scaled, without_constant
-from matsmerge.statistics.kinds.statistic import InputStatistic, Statistic, Stored
+from matsmerge.statistics.kinds.statistic import InputStatistic, Statistic, StoredTensor
 from matsmerge.statistics.statistics import Header, Map, Statistics, Summed, statistics_of
 
 
-def combine(parts: list[Statistics], *, force: bool = False) -> Statistics:
+def combine_statistics(parts: list[Statistics], *, force: bool = False) -> Statistics:
     """Statistics of all the parts' examples, each counting as it did.
 
     Parts of different models are refused unless forced, and parts collected with different
@@ -46,7 +46,7 @@ class _Place:
     def has(self, array: str) -> bool:
         return self.part.has(f"{array}/{self.name}", self.of)
 
-    def sum(self, kind: Statistic[Any], array: str, *, keeps_mean: bool) -> Stored:
+    def sum(self, kind: Statistic[Any], array: str, *, keeps_mean: bool) -> StoredTensor:
         """What the mean was made from; gradients of single examples are as they were.
 
         Without the mean input, a sketch is not of inputs with a constant 1 either.

@@ -132,7 +132,7 @@ def _shared_outputs(model: nn.Module, uses: dict[str, list[Use]]) -> set[str]:
     return found
 
 
-def spread(output: Tensor, num_sequences: int) -> Tensor:
+def spread_output(output: Tensor, num_sequences: int) -> Tensor:
     """An output that all sequences share, with a part for each."""
     if output.ndim and len(output) == 1:
         return output.expand(num_sequences, *output.shape[1:])
@@ -147,7 +147,7 @@ def widen(maps: Sequence[LinearMap], num_sequences: Callable[[], int], hooks: Ex
     """
 
     def widened(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return spread(args[0], num_sequences()), *args[1:]
+        return spread_output(args[0], num_sequences()), *args[1:]
 
     for m in maps:
         hooks.callback(m.module.register_forward_pre_hook(widened).remove)
@@ -164,7 +164,7 @@ def _same_when_spread(
     """Does the model give the same when what its sequences share is spread out early?"""
 
     def spread_all(_: nn.Module, _args: Any, output: Any) -> Any:
-        return tree_map(lambda t: spread(t, num_sequences) if is_float(t) else t, output)
+        return tree_map(lambda t: spread_output(t, num_sequences) if is_float(t) else t, output)
 
     with torch.no_grad(), ExitStack() as hooks:
         widen(widened, lambda: num_sequences, hooks)

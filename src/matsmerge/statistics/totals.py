@@ -14,14 +14,14 @@ from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.statistic import (
     GradientStatistic,
     InputStatistic,
+    RunningSum,
     Statistic,
     Storage,
-    Sum,
 )
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.marks import Marks
 from matsmerge.statistics.parameters import Owned
-from matsmerge.statistics.statistics import Count, Summed
+from matsmerge.statistics.statistics import Summed, WholeNumber
 
 
 class State(BaseModel):
@@ -33,9 +33,9 @@ class State(BaseModel):
 class SetState(State):
     """What there is of one set, in the order in which it came up."""
 
-    num_examples: Count
+    num_examples: WholeNumber
     marks: Marks = Marks()
-    sums: dict[str, dict[str, Count]]  # the number of rows, by statistic and map or parameter
+    sums: dict[str, dict[str, WholeNumber]]  # the number of rows, by statistic and map or parameter
 
 
 @dataclass
@@ -49,9 +49,9 @@ class Totals:
     rank: int | None = None  # of sketches, where second moments are kept as such
     # By the statistic's name, and that of the map or parameter (or of the first of several maps
     # that share an input).
-    sums: dict[str, dict[str, Sum]] = field(default_factory=dict)
+    sums: dict[str, dict[str, RunningSum]] = field(default_factory=dict)
 
-    def of(self, kind: Statistic[Any]) -> dict[str, Sum]:
+    def of(self, kind: Statistic[Any]) -> dict[str, RunningSum]:
         """All sums of a statistic."""
         return self.sums.setdefault(kind.name, {})
 
@@ -62,7 +62,7 @@ class Totals:
         device: torch.device,
         *,
         keeps_mean: bool = False,
-    ) -> Sum:
+    ) -> RunningSum:
         """The sum of a map or parameter, an empty one if there is none yet."""
         own = self.of(kind)
         if target.name not in own:
@@ -70,7 +70,7 @@ class Totals:
             own[target.name] = kind.new(target, storage)
         return own[target.name]
 
-    def stored(self) -> Iterator[tuple[Statistic[Any], str, Sum]]:
+    def stored(self) -> Iterator[tuple[Statistic[Any], str, RunningSum]]:
         """All sums in the order of the table; without means over rows of which there were none."""
         for kind in KINDS.values():
             for name, total in self.of(kind).items():

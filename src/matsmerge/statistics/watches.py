@@ -16,13 +16,13 @@ from torch import nn
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.errors import DataError, RecipeError
 from matsmerge.statistics.gradient_watch import GradientWatch
-from matsmerge.statistics.input_watch import InputWatch, Pass, Subject
+from matsmerge.statistics.input_watch import InputWatch, WatchedBatch, WatchedModel
 from matsmerge.statistics.loss_terms import Terms, loss_terms
 from matsmerge.statistics.marks import marks_of
 from matsmerge.statistics.replay import requiring_gradients
 from matsmerge.statistics.row_masks import RowMasks
 from matsmerge.statistics.shown_batch import ShownBatch
-from matsmerge.statistics.statistics import MAIN, Count
+from matsmerge.statistics.statistics import MAIN, WholeNumber
 from matsmerge.statistics.structure import find_structure, widen
 from matsmerge.statistics.totals import State, Totals
 
@@ -30,7 +30,7 @@ from matsmerge.statistics.totals import State, Totals
 class Lesson(State, frozen=False):
     """How the model treats batches that are padded alike, as learnt from the first of them."""
 
-    batch: Annotated[Count, Field(ge=1)]  # the first such batch, counted from 1
+    batch: Annotated[WholeNumber, Field(ge=1)]  # the first such batch, counted from 1
     is_padded: list[bool]
     is_one_by_one: bool  # it gives other values in a batch than for single examples
     is_tried_out: bool  # that was seen on two different examples
@@ -43,7 +43,7 @@ class Watches:
     """
 
     def __init__(
-        self, subject: Subject, shown: ShownBatch, lesson: Lesson, hooks: ExitStack
+        self, subject: WatchedModel, shown: ShownBatch, lesson: Lesson, hooks: ExitStack
     ) -> None:
         self._subject = subject
         self.lesson = lesson
@@ -140,7 +140,7 @@ class Watches:
         subject = self._subject
         wants_gradients = subject.options.wants_gradients
         masks = RowMasks(shown.row_masks, shown.sequences.num_sequences)
-        current = Pass(totals, shown.sequences, masks, is_alone)
+        current = WatchedBatch(totals, shown.sequences, masks, is_alone)
         differentiated = subject.parameters.values() if wants_gradients and is_alone else ()
         self._inputs.begin_forward(current)
         if wants_gradients:

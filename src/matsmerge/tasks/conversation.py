@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from matsmerge.data.row_problems import describe, library_errors
+from matsmerge.data.row_problems import describe_value, library_errors
 from matsmerge.data.row_values import list_of, text_of
 from matsmerge.errors import DataError
 from matsmerge.models.pretrained import quiet, refusing_panics
@@ -26,7 +26,7 @@ def messages_of(row: Mapping[str, Any], column: str) -> list[Message]:
     for position, value in enumerate(list_of(row, column), 1):
         with noted(problems, DataError, before=f"'{column}': message {position}: "):
             if not isinstance(value, Mapping):
-                raise DataError(f"expected role and content, found {describe(value)}")
+                raise DataError(f"expected role and content, found {describe_value(value)}")
             if "role" in value or "from" not in value:
                 message = {"role": text_of(value, "role"), "content": text_of(value, "content")}
                 messages.append({**value, **message})

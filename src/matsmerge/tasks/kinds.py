@@ -17,6 +17,7 @@ from matsmerge.tasks.multiple_choice import MultipleChoice
 from matsmerge.tasks.seq2seq import Seq2Seq
 from matsmerge.tasks.sequence_classification import SequenceClassification
 from matsmerge.tasks.task import Task
+from matsmerge.tasks.text_task import AnswerTask
 from matsmerge.tasks.token_classification import TokenClassification
 
 TaskKind = type[Task[Any]]
@@ -40,6 +41,12 @@ def kind_of_model(config: Any, adapter: Adapter | None = None) -> TaskKind | Non
     task_type = None if adapter is None else adapter.config.task_type
     of_adapter = [kind for kind in kinds if task_type is not None and kind.peft_type == task_type]
     return next(iter([*of_adapter, *(kind for kind in kinds if kind.is_for(config))]), None)
+
+
+def continues_input(architecture: str) -> bool:
+    """Whether models of this class predict at each token the next one, from left to right."""
+    kinds = [kind for kind in TASKS.values() if issubclass(kind, AnswerTask)]
+    return any(k.continues_prompt and architecture.endswith(k.architectures) for k in kinds)
 
 
 def kind_of_encoder(main_input: str) -> TaskKind | None:

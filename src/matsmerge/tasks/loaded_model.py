@@ -12,6 +12,7 @@ from torch import nn
 from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec, first_line
 from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.errors import DataError
+from matsmerge.models.experts import keep_apart
 from matsmerge.models.heads import (
     head_parameters,
     is_plain_head,
@@ -31,6 +32,7 @@ from matsmerge.models.peft_model import (
     unfold,
 )
 from matsmerge.models.pretrained import choose_dtype, load_pretrained, quiet, skeleton
+from matsmerge.models.streamed_model import EMPTY
 from matsmerge.tasks.head_record import HeadRecord, read_record
 from matsmerge.tasks.kinds import TaskKind, choose_kind, kind_of_encoder, kind_of_model
 from matsmerge.tasks.task import Task, TaskOptions, has_any
@@ -130,6 +132,8 @@ class Loading:
                 f"{checkpoint.label}: no tensor of its own was found for {len(unknown)} "
                 f"parameters, such as '{unknown[0]}'"
             )
+        if self.device_map == EMPTY:  # parts of experts are filled as they are stored, one by one
+            keep_apart(loaded.model)
         for parameter in loaded.model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         return loaded

@@ -9,7 +9,7 @@ from torch import nn
 
 import matsmerge.lab
 from matsmerge.errors import DataError
-from matsmerge.lab.experiments.suite_results import Row, Scores, SuiteResults, VariantResults
+from matsmerge.lab.experiments.suite_results import MethodRow, Scores, SuiteResults, VariantResults
 from matsmerge.lab.reports import merge_subspaces
 from matsmerge.statistics.statistics_file import save_statistics
 
@@ -21,7 +21,7 @@ def suite(tmp_path: Path) -> Path:
     folder = tmp_path / "suite"
     folder.mkdir()
     rows = [
-        Row(method=method, seed=0, test=Scores(tasks={"a": score}, errors={"a": 0.01}))
+        MethodRow(method=method, seed=0, test=Scores(tasks={"a": score}, errors={"a": 0.01}))
         for method, score in {"average": 0.6, "mats": 0.8, "individual": 0.9}.items()
     ]
     results = SuiteResults(

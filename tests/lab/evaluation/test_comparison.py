@@ -15,8 +15,8 @@ from matsmerge.errors import DataError
 from matsmerge.lab.evaluation import comparison
 from matsmerge.lab.evaluation.comparison import evaluate
 from matsmerge.lab.evaluation.contestants import name_models, parse_named
-from matsmerge.lab.evaluation.task_evaluation import encode
-from matsmerge.lab.evaluation.task_evaluation import evaluate as evaluate_one
+from matsmerge.lab.evaluation.task_evaluation import encode_task
+from matsmerge.lab.evaluation.task_evaluation import evaluate_task as evaluate_one
 from matsmerge.models.pretrained import load_pretrained
 from matsmerge.tasks import loaded_model
 from matsmerge.tasks.loaded_model import load_model
@@ -135,9 +135,9 @@ def test_models_that_are_built_alike_are_encoded_once(
 
     def counted(*arguments: Any, **options: Any) -> Any:
         encoded.append(arguments)
-        return encode(*arguments, **options)
+        return encode_task(*arguments, **options)
 
-    monkeypatch.setattr(comparison, "encode", counted)
+    monkeypatch.setattr(comparison, "encode_task", counted)
     evaluate([place / "a", place / "b", place / "c"], [place / "one.yaml"])
     assert len(encoded) == 1
     save(BertForSequenceClassification(bert_config(num_labels=3)), place / "d", make_tokenizer())
@@ -185,7 +185,7 @@ def test_everything_that_is_wrong_at_once(place: Path, monkeypatch: pytest.Monke
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError("a model was run")
 
-    monkeypatch.setattr(comparison, "run", never)
+    monkeypatch.setattr(comparison, "answer_examples", never)
     (place / "bad.yaml").write_text("data: one.jsonl\nmetrics: [acuracy]\n")
     (place / "gone.yaml").write_text("data: {train: one.jsonl}\n")
     with pytest.raises(DataError) as caught:
@@ -213,7 +213,6 @@ def test_wrong_arguments(place: Path) -> None:
     for arguments, message in (
         (([place / "a"], []), "give at least one task"),
         (([], [one]), "give at least one model"),
-        ((str(place / "a"), [one]), "must be a list"),
         (([place / "a"], [one, one]), "two tasks are named 'one'"),
         (([place / "a", place / "a"], [one]), "the model is given twice"),
         (({"individual": place / "a"}, [one]), "may not be named 'individual'"),
@@ -223,6 +222,15 @@ def test_wrong_arguments(place: Path) -> None:
     ):  # fmt: skip
         with pytest.raises(DataError, match=message):
             evaluate(*arguments)
+
+
+def test_one_model_and_one_task_need_no_lists(place: Path) -> None:
+    found, listed = (
+        evaluate(place / "a", place / "one.yaml"),
+        evaluate([place / "a"], [place / "one.yaml"]),
+    )
+    assert found.scores == listed.scores
+    assert list(found.scores) == ["a"]
 
 
 def test_names() -> None:

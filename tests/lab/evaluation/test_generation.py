@@ -25,7 +25,7 @@ from transformers import (
 
 from matsmerge.data.rows import Data
 from matsmerge.errors import DataError
-from matsmerge.lab.evaluation.task_evaluation import evaluate
+from matsmerge.lab.evaluation.task_evaluation import evaluate_task
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task_file import TaskFile
 
@@ -75,13 +75,13 @@ def test_texts(name: str, batch_size: int, tmp_path: Path) -> None:
     targets = [f" {t}\n" if i % 2 else f"{t} a" for i, t in enumerate(expected)]
     file = TaskFile(name="x", generate=MAX_NEW_TOKENS, metrics=["exact_match", "loss"])
     data = write(tmp_path, targets)
-    outcome = evaluate(load_model(folder), data, file, batch_size=batch_size)
+    outcome = evaluate_task(load_model(folder), data, file, batch_size=batch_size)
     assert [answer.prediction for answer in outcome.answers] == expected
     assert [answer.target for answer in outcome.answers] == targets
     scores = outcome.scores(["exact_match", "loss"])
     assert scores["exact_match"].value == 0.5
     only_loss = TaskFile(name="x")
-    by_loss = evaluate(load_model(folder), data, only_loss).score("loss")
+    by_loss = evaluate_task(load_model(folder), data, only_loss).score("loss")
     assert scores["loss"].value == pytest.approx(by_loss.value)
 
 
@@ -92,7 +92,7 @@ def test_settings_for_sampling_do_not_count(tmp_path: Path) -> None:
     settings.update(do_sample=True, temperature=5.0, top_k=3, max_length=3, num_beams=2)
     settings.save_pretrained(folder)
     file = TaskFile(name="x", generate=MAX_NEW_TOKENS)
-    outcome = evaluate(load_model(folder), write(tmp_path, ["a"] * len(SENTENCES)), file)
+    outcome = evaluate_task(load_model(folder), write(tmp_path, ["a"] * len(SENTENCES)), file)
     assert [answer.prediction for answer in outcome.answers] == expected
 
 
@@ -109,7 +109,7 @@ def test_an_adapter(tmp_path: Path) -> None:
     adapted.eval().save_pretrained(tmp_path / "adapter")
     file = TaskFile(name="x", generate=MAX_NEW_TOKENS)
     loaded = load_model(tmp_path / "adapter")
-    outcome = evaluate(loaded, write(tmp_path, ["a"] * len(SENTENCES)), file)
+    outcome = evaluate_task(loaded, write(tmp_path, ["a"] * len(SENTENCES)), file)
     assert [answer.prediction for answer in outcome.answers] == one_at_a_time(adapted, tokenizer)
 
 
@@ -119,11 +119,11 @@ def test_the_prompt_does_not_depend_on_the_target(tmp_path: Path) -> None:
     file = TaskFile(name="x", generate=20, max_length=16)
     rows = [{"input": " ".join("abcdefghijklmnop"), "target": t} for t in ("a", "a b c d e f g h")]
     loaded = load_model(folder, file)
-    short, long = evaluate(loaded, write_rows(tmp_path / "d.jsonl", rows), file).answers
+    short, long = evaluate_task(loaded, write_rows(tmp_path / "d.jsonl", rows), file).answers
     assert short.prediction == long.prediction
     # Of 32 positions, 20 are for the answer.
     rows = [{"input": " ".join("efghijklmnop"), "target": "a"}]
-    cut = evaluate(loaded, write_rows(tmp_path / "e.jsonl", rows), file).answers[0]
+    cut = evaluate_task(loaded, write_rows(tmp_path / "e.jsonl", rows), file).answers[0]
     assert cut.prediction == short.prediction
 
 
@@ -133,13 +133,13 @@ def test_more_than_fits(name: str, num: int, tmp_path: Path) -> None:
     data = write(tmp_path, ["a"] * len(SENTENCES))
     file = TaskFile(name="x", generate=num)
     with pytest.raises(DataError, match=f"generate: {num} tokens do not fit the {num} positions"):
-        evaluate(load_model(folder), data, file)
+        evaluate_task(load_model(folder), data, file)
     file = TaskFile(name="x", generate=num - 1)
-    assert len(evaluate(load_model(folder), data, file)) == len(SENTENCES)
+    assert len(evaluate_task(load_model(folder), data, file)) == len(SENTENCES)
 
 
 def test_text_alone_is_no_question(tmp_path: Path) -> None:
     _, _, folder = make("llama", tmp_path)
     data = write_rows(tmp_path / "d.jsonl", [{"text": "a b"}])
     with pytest.raises(DataError, match="has no column 'input'"):
-        evaluate(load_model(folder), data, TaskFile(name="x", generate=3))
+        evaluate_task(load_model(folder), data, TaskFile(name="x", generate=3))

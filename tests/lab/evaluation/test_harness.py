@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from matsmerge.errors import DataError
 from matsmerge.lab import evaluate
 from matsmerge.lab.evaluation.harness import Harness
-from matsmerge.lab.evaluation.task_evaluation import Settings
+from matsmerge.lab.evaluation.task_evaluation import EvaluationSettings
 
 FOUND: dict[str, Any] = {
     "results": {
@@ -69,7 +69,7 @@ def make(tmp_path: Path, tokenizer: Any = None) -> tuple[Path, Path]:
 
 def test_what_is_handed_over(calls: list[dict[str, Any]], tmp_path: Path) -> None:
     base, adapter = make(tmp_path)
-    settings = Settings(num_examples=40, batch_size=8, device="cpu", dtype="float32")
+    settings = EvaluationSettings(num_examples=40, batch_size=8, device="cpu", dtype="float32")
     results = Harness(["hellaswag", "gsm8k", "wikitext"]).run(
         {"base": str(base), "lora": str(adapter)}, settings
     )

@@ -33,7 +33,7 @@ from transformers import (
 from matsmerge.data.rows import Data
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.lab.evaluation.outcome import Outcome
-from matsmerge.lab.evaluation.task_evaluation import evaluate, resolve_head
+from matsmerge.lab.evaluation.task_evaluation import evaluate_task, resolve_head
 from matsmerge.progress import Callback, Update
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
 from matsmerge.tasks.task_file import TaskFile
@@ -74,7 +74,7 @@ def test_text_classification(batch_size: int, tmp_path: Path) -> None:
     rows = [{"text": t, "label": y} for t, y in zip(SENTENCES, LABELS, strict=True)]
     file = TaskFile(name="x", task="sequence_classification")
     data = write_rows(tmp_path / "d.jsonl", rows)
-    outcome = evaluate(load(folder, file), data, file, batch_size=batch_size)
+    outcome = evaluate_task(load(folder, file), data, file, batch_size=batch_size)
     agree(outcome, [model(**tokenizer(t, return_tensors="pt")).logits[0] for t in SENTENCES], LABELS)  # fmt: skip
     assert (outcome.task, outcome.kind, outcome.data) == ("x", file.task, data.fingerprint)
 
@@ -86,7 +86,7 @@ def test_words(tmp_path: Path) -> None:
     folder = save(model, tmp_path / "m", tokenizer)
     rows = [{"tokens": t.split(), "labels": [i % 3 for i in range(len(t.split()))]} for t in SENTENCES]  # fmt: skip
     file = TaskFile(name="x")
-    outcome = evaluate(load(folder, file), write_rows(tmp_path / "d.jsonl", rows), file)
+    outcome = evaluate_task(load(folder, file), write_rows(tmp_path / "d.jsonl", rows), file)
     # Words are one token each, between <s> and </s>.
     logits = [model(**tokenizer(t, return_tensors="pt")).logits[0, 1:-1] for t in SENTENCES]
     agree(outcome, logits, [row["labels"] for row in rows])
@@ -107,7 +107,7 @@ def test_images(tmp_path: Path) -> None:
     folder = save(model, tmp_path / "m")
     data, pixels, labels = pictures(tmp_path)
     file = TaskFile(name="x", task="image_classification")
-    outcome = evaluate(load(folder, file), data, file, batch_size=4)
+    outcome = evaluate_task(load(folder, file), data, file, batch_size=4)
     agree(outcome, [model(pixel_values=p[None].float().double()).logits[0] for p in pixels], labels)
 
 
@@ -120,7 +120,9 @@ def test_clip_with_a_plain_head(tmp_path: Path) -> None:
     save_file({"weight": weight}, folder / "heads" / "x.safetensors")
     data, pixels, labels = pictures(tmp_path)
     file = TaskFile(name="x", task="image_classification")
-    outcome = evaluate(load(folder, file, resolve_head(folder, file)), data, file, batch_size=4)
+    outcome = evaluate_task(
+        load(folder, file, resolve_head(folder, file)), data, file, batch_size=4
+    )
     logits = []
     for p in pixels:
         pooled = model.vision_model(pixel_values=p[None].float().double()).pooler_output
@@ -146,7 +148,9 @@ def test_the_head_of_a_merge_is_used_by_itself(tmp_path: Path) -> None:
         file = TaskFile(name=name, task="sequence_classification")
         found = resolve_head(folder, file)
         assert found == str(folder / "heads" / f"{name}.safetensors")
-        outcome = evaluate(load(folder, file, found), write_rows(tmp_path / "d.jsonl", rows), file)
+        outcome = evaluate_task(
+            load(folder, file, found), write_rows(tmp_path / "d.jsonl", rows), file
+        )
         encoder = BertModel.from_pretrained(folder)
         logits = [
             head["classifier.weight"] @ encoder(**tokenizer(t, return_tensors="pt")).pooler_output[0]
@@ -212,10 +216,10 @@ def test_rank_classification(name: str, length_normalize: bool, tmp_path: Path) 
         logits.append(torch.tensor(means, dtype=torch.float64))
     loaded = load(folder, file)
     for batch_size, max_tokens in ((32, 4096), (3, 40), (1, 1)):
-        outcome = evaluate(loaded, data, file, batch_size=batch_size, max_tokens=max_tokens)
+        outcome = evaluate_task(loaded, data, file, batch_size=batch_size, max_tokens=max_tokens)
         agree(outcome, logits, [i % 2 for i in range(len(rows))])
     with pytest.raises(DataError, match="'f1' needs choice n to mean the same"):
-        evaluate(loaded, data, file.model_copy(update={"metrics": ["f1"]}))
+        evaluate_task(loaded, data, file.model_copy(update={"metrics": ["f1"]}))
 
 
 @torch.no_grad()
@@ -232,7 +236,7 @@ def test_templates(tmp_path: Path) -> None:
             "columns": {"label": "gold"},
         }
     )
-    outcome = evaluate(load(folder, file), write_rows(tmp_path / "d.jsonl", rows), file)
+    outcome = evaluate_task(load(folder, file), write_rows(tmp_path / "d.jsonl", rows), file)
     used = set()
     for row, answer in zip(rows, outcome.answers, strict=True):
         assert answer.probabilities is not None
@@ -253,7 +257,7 @@ def test_losses_of_texts(name: str, length_normalize: bool, tmp_path: Path) -> N
     model, tokenizer, folder = speaker(name, tmp_path)
     rows = [{"input": t, "target": t[::-1]} for t in SENTENCES]
     file = TaskFile(name="x", length_normalize=length_normalize)
-    outcome = evaluate(load(folder, file), write_rows(tmp_path / "d.jsonl", rows), file)
+    outcome = evaluate_task(load(folder, file), write_rows(tmp_path / "d.jsonl", rows), file)
     expected = []
     for row in rows:
         total, num = own_log_likelihood(model, tokenizer, row["input"], row["target"])
@@ -276,13 +280,13 @@ def test_the_first_examples_and_progress(tmp_path: Path) -> None:
 
     updates: list[Update] = []
     data = write_rows(tmp_path / "d.jsonl", rows)
-    some = evaluate(
+    some = evaluate_task(
         loaded, data, file, num_examples=3, batch_size=2, progress=Callback(updates.append)
     )
     assert (len(some), updates[-1].done) == (3, 3)
     assert some.data == write_rows(tmp_path / "e.jsonl", rows[:3]).fingerprint != data.fingerprint
     with pytest.raises(DataError, match="at least 1, found 0"):
-        evaluate(loaded, data, file, num_examples=0)
+        evaluate_task(loaded, data, file, num_examples=0)
 
 
 def test_gradients_and_dropout_are_off(tmp_path: Path) -> None:
@@ -290,7 +294,7 @@ def test_gradients_and_dropout_are_off(tmp_path: Path) -> None:
     loaded = load(bert(tmp_path), file)
     data = write_rows(tmp_path / "d.jsonl", [{"text": "a b", "label": 0}] * 2)
     loaded.model.train()
-    first, second = evaluate(loaded, data, file).answers
+    first, second = evaluate_task(loaded, data, file).answers
     assert first.loss == second.loss
     assert not loaded.model.training
     assert all(parameter.grad is None for parameter in loaded.model.parameters())
@@ -303,7 +307,7 @@ def test_nan_is_no_score(tmp_path: Path) -> None:
         next(loaded.model.parameters()).fill_(math.nan)
     data = write_rows(tmp_path / "d.jsonl", [{"text": "a b", "label": 0}])
     with pytest.raises(NonFiniteError, match="the loss of row 1 of the task x is nan"):
-        evaluate(loaded, data, file)
+        evaluate_task(loaded, data, file)
 
 
 @pytest.mark.parametrize(
@@ -328,4 +332,4 @@ def test_what_is_wrong(
     data = write_rows(tmp_path / "d.jsonl", [first, row])
     loaded.model.forward = None  # type: ignore[assignment]  # it is not run
     with pytest.raises(DataError, match=message):
-        evaluate(loaded, data, file)
+        evaluate_task(loaded, data, file)

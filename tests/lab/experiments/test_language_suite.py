@@ -7,9 +7,10 @@ import torch
 from tiny_models import write_rows
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
 from matsmerge.lab.experiments.sources.small_lm import chat, make_tokenizer
 from matsmerge.lab.experiments.suite import Suite, find_suite, make_suite
-from matsmerge.lab.experiments.suite_results import BASE, ENSEMBLE, INDIVIDUAL, JOINT
+from matsmerge.lab.experiments.suite_results import BASE, JOINT
 from matsmerge.lab.experiments.suite_run import run_suite
 
 SPLITS = {"train": 4, "statistics": 4, "validation": 2, "test": 2}

@@ -12,24 +12,19 @@ from paper_stand_ins import NUM_CLASSES, ROWS, make_bert, make_clip, make_t5, wr
 from tiny_models import write_rows
 
 import matsmerge
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
 from matsmerge.lab.experiments.step import Places, Step, with_needs
 from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.suite import FOLDER, Suite, make_suite, read_suite
 from matsmerge.lab.experiments.suite_parts import MethodOfSuite
-from matsmerge.lab.experiments.suite_plan import Plan
-from matsmerge.lab.experiments.suite_results import (
-    BASE,
-    ENSEMBLE,
-    INDIVIDUAL,
-    JOINT,
-    VariantResults,
-)
+from matsmerge.lab.experiments.suite_plan import SuitePlan
+from matsmerge.lab.experiments.suite_results import BASE, JOINT, VariantResults
 from matsmerge.lab.experiments.suite_setup import Local, Setup, local
 from matsmerge.lab.training.training_options import TrainingOptions
 from matsmerge.lab.tuning.search_space import SearchSpace, parse_values
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.task_arithmetic import TaskArithmetic
-from matsmerge.statistics.collection_options import make_options
+from matsmerge.statistics.collection_options import make_collection_options
 from matsmerge.tasks.kinds import TASKS
 from matsmerge.tasks.splits import read_split
 from matsmerge.tasks.task_file import TaskFile
@@ -72,7 +67,7 @@ def test_training_is_as_in_the_paper(name: str) -> None:
     for variant in SUITES[name].variants.values():
         options = TrainingOptions.model_validate(variant.training)
         TrainingOptions.model_validate({**variant.training, **(variant.joint or {})})
-        make_options(statistics=variant.statistics)
+        make_collection_options(statistics=variant.statistics)
         batch = options.batch_size * options.accumulate
         found = (options.learning_rate, batch, options.max_steps, options.eval_every)
         if name == "paper-vision-8":
@@ -225,7 +220,7 @@ class Run:
             self.store.put(step, step.run(places, out), 0.1)
 
     def all(self) -> dict[str, VariantResults]:
-        plan = Plan(self.suite, self.here)
+        plan = SuitePlan(self.suite, self.here)
         self.do(plan.steps)
         return plan.results(self.store)
 

@@ -1,25 +1,27 @@
 """What a suite's scores say, in tables and in a sentence."""
 
+import itertools
 from typing import Any
 
-from matsmerge.lab.experiments.score_tables import score_tables, verdicts
+from matsmerge.lab.experiments.score_tables import score_tables, verdicts, without_noise
 from matsmerge.lab.experiments.suite_results import (
     Intermediate,
-    Row,
+    MethodRow,
     Scores,
     SuiteResults,
     VariantResults,
 )
+from matsmerge.lab.reports.numbers import fixed
 
 
 def suite(**variants: VariantResults) -> SuiteResults:
     return SuiteResults(name="s", title="t", about="a", suite={}, seeds=[0, 1], variants=variants)
 
 
-def rows(**means: tuple[float, ...]) -> list[Row]:
+def rows(**means: tuple[float, ...]) -> list[MethodRow]:
     """Two tasks with the same score, for each seed."""
     return [
-        Row(method=method, seed=seed, test=Scores(tasks={"a": value, "b": value}, errors={}))
+        MethodRow(method=method, seed=seed, test=Scores(tasks={"a": value, "b": value}, errors={}))
         for method, values in means.items()
         for seed, value in enumerate(values)
     ]
@@ -27,6 +29,23 @@ def rows(**means: tuple[float, ...]) -> list[Row]:
 
 def variant(**content: Any) -> VariantResults:
     return VariantResults(tasks=["a", "b"], **content)
+
+
+def test_a_mean_between_two_numbers_is_shown_the_same_everywhere() -> None:
+    scores = [169 / 300, 186 / 300, 186 / 300, 188 / 300]
+    for order in itertools.permutations(scores):
+        mean = sum(order) / 4
+        percents = (100 * mean, sum(100 * score for score in order) / 4)
+        assert [f"{without_noise(value):.1f}" for value in percents] == ["60.8", "60.8"]
+        row = MethodRow(
+            method="base",
+            seed=0,
+            test=Scores(tasks=dict(zip("abcd", order, strict=True)), errors={}),
+        )
+        ((_, _, table),) = score_tables(
+            suite(full=VariantResults(tasks=list("abcd"), comparison=[row]))
+        )
+        assert table[0][-1] == fixed(percents[1]) == "60.8"
 
 
 def test_the_best_merge_beside_separate_models() -> None:

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
-from matsmerge.lab.experiments.step import Given, Need, Places, Step, TaskInput, digest, with_needs
+from matsmerge.lab.experiments.step import (
+    Given,
+    Need,
+    Places,
+    Step,
+    TaskInput,
+    digest_tree,
+    with_needs,
+)
 from matsmerge.lab.experiments.store import RECORD, Store
 from matsmerge.tasks.task_file import TaskFile
 
@@ -79,11 +87,11 @@ def test_places_of_needs(tmp_path: Path) -> None:
 
 def test_a_folder_is_known_by_names_and_contents(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
-    first = digest(tmp_path)
+    first = digest_tree(tmp_path)
     (tmp_path / "a").rename(tmp_path / "b")
-    second = digest(tmp_path)
+    second = digest_tree(tmp_path)
     (tmp_path / "b").write_text("2")
-    assert len({first, second, digest(tmp_path)}) == 3
+    assert len({first, second, digest_tree(tmp_path)}) == 3
 
 
 def test_what_was_put_is_found_by_another_run(tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from matsmerge.lab.experiments.steps import Train
 from matsmerge.lab.experiments.store import Store
 from matsmerge.lab.experiments.suite import Suite, find_suite, read_suite, suite_files
 from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite
-from matsmerge.lab.experiments.suite_plan import Plan
-from matsmerge.lab.experiments.suite_results import Outcome, Scores
+from matsmerge.lab.experiments.suite_plan import SuitePlan
+from matsmerge.lab.experiments.suite_results import ScoredModel, Scores
 from matsmerge.lab.experiments.suite_setup import Setup, local
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
@@ -24,7 +24,7 @@ from matsmerge.methods.task_arithmetic import TaskArithmetic
 def test_suites_of_the_package_can_be_planned(name: str) -> None:
     suite = find_suite(name)
     assert suite.name == name
-    steps = Plan(suite).steps
+    steps = SuitePlan(suite).steps
     assert len({step.key for step in steps}) == len(steps)
     sources = [task.source for task in suite.tasks.values() if task.source is not None]
     sources += [suite.base.source] if isinstance(suite.base, Made) else []
@@ -170,7 +170,7 @@ def test_statistics_are_collected_for_those_who_need_them(method: Any, expected:
 
 def test_only_what_is_needed_is_planned() -> None:
     def kinds(suite: Suite) -> set[str]:
-        return {step.kind for step in Plan(suite).steps}
+        return {step.kind for step in SuitePlan(suite).steps}
 
     assert "collect" not in kinds(tiny_suite(methods={"average": METHODS["average"]}))
     assert "collect" in kinds(tiny_suite())
@@ -179,12 +179,12 @@ def test_only_what_is_needed_is_planned() -> None:
 def test_results_wait_for_all_that_they_are_made_of(tmp_path: Path) -> None:
     """The init of a cell was damaged, and is to be done again."""
     study = {"inits": ["average"], "objectives": {"RegMean": "gram"}}
-    plan = Plan(tiny_suite(studies={"heat_map": study}))
+    plan = SuitePlan(tiny_suite(studies={"heat_map": study}))
     store = Store(tmp_path)
     for step in plan.steps:
         if step.name == "merge full 0 average to RegMean":
             store.partial(step).mkdir()
-            outcome = Outcome(test=Scores(tasks={"early": 0.5}, errors={"early": 0.1}))
+            outcome = ScoredModel(test=Scores(tasks={"early": 0.5}, errors={"early": 0.1}))
             store.put(step, outcome, 1.0)
             assert store.load(step) is not None
     assert plan.results(store)["full"].heat_map == []
@@ -202,7 +202,9 @@ def test_a_changed_source_is_a_changed_step(monkeypatch: pytest.MonkeyPatch) -> 
     suite = find_suite("text-small")
 
     def keys() -> dict[str, str]:
-        return {step.name: step.key for step in Plan(suite).steps if step.kind in ("make", "train")}
+        return {
+            step.name: step.key for step in SuitePlan(suite).steps if step.kind in ("make", "train")
+        }
 
     before = keys()
     monkeypatch.setitem(VERSIONS, "tweets", 2)

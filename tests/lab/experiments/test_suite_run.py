@@ -20,14 +20,15 @@ from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.errors import DataError, OutputError, ResourceError
 from matsmerge.files.journal_file import JournalFile
 from matsmerge.files.whole_outputs import held
+from matsmerge.lab.evaluation.results import INDIVIDUAL
 from matsmerge.lab.experiments.steps import TUNED, Merge, continued
 from matsmerge.lab.experiments.store import Store
-from matsmerge.lab.experiments.suite_plan import Plan
-from matsmerge.lab.experiments.suite_results import BASE, INDIVIDUAL, JOINT, read_results
+from matsmerge.lab.experiments.suite_plan import SuitePlan
+from matsmerge.lab.experiments.suite_results import BASE, JOINT, read_results
 from matsmerge.lab.experiments.suite_run import resume_suite, run_suite
 from matsmerge.lab.experiments.suite_setup import local
 from matsmerge.lab.reports.report_files import Outputs, write_report
-from matsmerge.lab.tuning.search import JOURNAL
+from matsmerge.lab.tuning.trials import JOURNAL
 from matsmerge.progress import Progress
 from matsmerge.recipes.recipe_file import read_recipe
 from matsmerge.tasks.splits import read_split
@@ -147,7 +148,12 @@ def test_recipes_of_results_can_be_merged_again(ran: Path) -> None:
         for r in read_results(ran).variants["full"].comparison
         if (r.method, r.seed) == ("mats", 0)
     )
-    assert row.recipe == without_paths(yaml.safe_load((folder / "recipe.yaml").read_text()))
+    steps = f"{ran.absolute()}/"
+    written = (folder / "recipe.yaml").read_text().replace(steps, "")
+    assert row.recipe == without_paths(yaml.safe_load(written))
+    assert row.recipe
+    assert all((ran / model["model"]).is_dir() for model in row.recipe["models"])
+    assert str(ran) not in str(row.recipe)
     assert row.merge is not None
     assert row.num_tried == 2
     assert recipe.method.parameters["iterations"] == row.chosen["iterations"]
@@ -340,7 +346,7 @@ def test_a_search_that_was_interrupted_elsewhere_is_begun_anew(place: Path) -> N
     base, data = place / "base", place / "data"
     out = place / "elsewhere"
     store = Store(out / "steps")
-    for step in Plan(suite, local(base, data, suite.tasks)).steps:
+    for step in SuitePlan(suite, local(base, data, suite.tasks)).steps:
         if step.kind == "merge":
             begun = store.partial(step) / f".{TUNED}.partial" / "output"
             begun.mkdir(parents=True)

@@ -6,16 +6,16 @@ import random
 from typing import Any
 
 from matsmerge.lab.experiments.suite_results import (
-    Cell,
-    Cost,
     Curve,
     CurvePoint,
     FisherScore,
+    HeatMapCell,
     Intermediate,
     Landscape,
+    MergeCost,
+    MethodRow,
     Point,
     RankScore,
-    Row,
     Scores,
     StepRecord,
     SuiteResults,
@@ -79,7 +79,7 @@ def make_variant(chance: random.Random, seeds: int) -> VariantResults:
         tasks=TASKS,
         comparison=[make_row(m, seed, chance) for m in MEANS for seed in range(seeds)],
         heat_map=[
-            Cell(
+            HeatMapCell(
                 init=init,
                 objective=objective,
                 seed=seed,
@@ -118,7 +118,7 @@ def make_variant(chance: random.Random, seeds: int) -> VariantResults:
             for slope, name in enumerate(["mats", "mats_kfac", "actmat"])
         ],
         costs=[
-            Cost(
+            MergeCost(
                 method=m,
                 operations=10.0 ** (7 + i),
                 seconds=[0.2 * 2**i, 0.21 * 2**i, 0.22 * 2**i],
@@ -138,7 +138,7 @@ def make_variant(chance: random.Random, seeds: int) -> VariantResults:
     )
 
 
-def make_row(method: str, seed: int, chance: random.Random) -> Row:
+def make_row(method: str, seed: int, chance: random.Random) -> MethodRow:
     scores = {
         task: min(0.99, MEANS[method] + 0.05 * math.sin(3 * i) + chance.gauss(0, 0.012))
         for i, task in enumerate(TASKS)
@@ -147,9 +147,9 @@ def make_row(method: str, seed: int, chance: random.Random) -> Row:
     scores = {task: answers.count("1") / NUM_EXAMPLES for task, answers in right.items()}
     test = Scores(tasks=scores, errors=dict.fromkeys(TASKS, 0.015), right=right)
     if method in REFERENCES:
-        return Row(method=method, seed=seed, test=test)
+        return MethodRow(method=method, seed=seed, test=test)
     recipe = {"models": [{"model": t} for t in TASKS], "base": "tiny/base", "method": method}
-    return Row(
+    return MethodRow(
         method=method,
         seed=seed,
         test=test,

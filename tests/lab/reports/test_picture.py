@@ -56,6 +56,19 @@ def test_a_coloured_table() -> None:
     assert texts == ["x", "y", "a", "1.00", "–", "b", "0.5", "0"]
 
 
+def test_heads_of_a_table_have_several_lines_where_they_need_them() -> None:
+    rows: list[list[Cell | str]] = [["a", Cell("1", best=True), "2"]]
+    drawn = ElementTree.fromstring(draw_table(Table(["", "K-FAC with a ridge", "y"], rows), 200))
+    assert [one.text for one in drawn.iter() if one.text] == [
+        "K-FAC with", "a ridge", "y", "a", "1", "2",
+    ]  # fmt: skip
+    first, second, beside, *_, best, _ = (
+        float(one.get("y", "")) for one in drawn.iter() if one.text
+    )
+    assert first < second == beside < best
+    assert [one.text for one in drawn.iter() if one.get("font-weight")] == ["1"]
+
+
 def test_png(browser: str) -> None:
     drawn = picture.draw_panels(panels(), ".png")
     assert drawn.startswith(b"\x89PNG")

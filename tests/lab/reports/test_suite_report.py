@@ -15,13 +15,13 @@ from made_up_results import MEANS, TASKS, make_merge, make_results, make_subspac
 
 from matsmerge.lab.experiments.suite_results import (
     Intermediate,
-    Row,
+    MethodRow,
     Scores,
     StepRecord,
     SuiteResults,
     VariantResults,
 )
-from matsmerge.lab.reports.document import Cell, Choice, Figure, Paragraph, Report, Table
+from matsmerge.lab.reports.document import Cell, Figure, Paragraph, Report, Table, TableChoice
 from matsmerge.lab.reports.headline import comparison
 from matsmerge.lab.reports.markdown import to_markdown
 from matsmerge.lab.reports.numbers import signed
@@ -192,7 +192,7 @@ def made_of(*rows: tuple[str, float], right: bool = True) -> VariantResults:
     return VariantResults(
         tasks=["a", "b"],
         comparison=[
-            Row(
+            MethodRow(
                 method=method,
                 seed=0,
                 test=Scores(
@@ -282,7 +282,7 @@ def test_convergence_opens_on_the_winner() -> None:
     report = suite_report(make_results(seeds=1))
     section = next(s for s in report.shown if s.title == "Convergence of layers")
     block = section.blocks[0]
-    assert isinstance(block, Choice)
+    assert isinstance(block, TableChoice)
     assert [table.title for table in block.tables] == ["mats_kfac", "mats (Gram)"]
     table = block.tables[0]
     assert table.heads == ["module, by layer", *map(str, range(12))]
@@ -340,7 +340,7 @@ def test_an_unfinished_suite_names_what_is_missing() -> None:
     assert "train wsc, seed 2" in to_page(report)
     assert "train wsc, seed 2" in to_markdown(report)
     part = VariantResults(
-        comparison=[Row(method="average", seed=0, test=Scores(tasks={"a": 0.5}, errors={}))]
+        comparison=[MethodRow(method="average", seed=0, test=Scores(tasks={"a": 0.5}, errors={}))]
     )
     report = suite_report(make_results(variants=(), missing=["rest"]).model_copy(
         update={"variants": {"full": part}}

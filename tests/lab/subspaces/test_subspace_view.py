@@ -15,7 +15,7 @@ from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.lab.subspaces import subspace_view
 from matsmerge.lab.subspaces.subspace_findings import SubspaceSize, SubspaceView, TaskSpectrum
-from matsmerge.lab.subspaces.subspace_view import Task, prepare_view
+from matsmerge.lab.subspaces.subspace_view import SubspaceTask, prepare_view
 from matsmerge.linalg.subspaces import Directions, find_directions
 from matsmerge.progress import Update
 from matsmerge.statistics.statistics import Statistics
@@ -67,10 +67,10 @@ def make_ids(seed: int) -> Tensor:
     return torch.randint(0, 12, (9, 8), generator=torch.Generator().manual_seed(seed))
 
 
-def make_task(seed: int, name: str, num_labels: int = 2) -> tuple[Task, Net]:
+def make_task(seed: int, name: str, num_labels: int = 2) -> tuple[SubspaceTask, Net]:
     net = make_net(seed, num_labels)
     statistics = matsmerge.collect(net, [make_ids(seed)])
-    return Task(name, statistics, InMemoryCheckpoint(name, net)), net
+    return SubspaceTask(name, statistics, InMemoryCheckpoint(name, net)), net
 
 
 def checkpoint(state: Mapping[str, Tensor], label: str = "merged") -> Checkpoint:
@@ -190,11 +190,11 @@ def test_the_same_task_twice() -> None:
     assert "head.weight" in [d.weight for d in view.distances(0)]
 
 
-def linear_task(z: Tensor, name: str, seed: int = 0) -> tuple[Task, nn.Linear]:
+def linear_task(z: Tensor, name: str, seed: int = 0) -> tuple[SubspaceTask, nn.Linear]:
     torch.manual_seed(seed)
     net = nn.Linear(z.shape[1], 3).double()
     model = InMemoryCheckpoint(name, net)
-    return Task(name, matsmerge.collect(net, [z]), model), net
+    return SubspaceTask(name, matsmerge.collect(net, [z]), model), net
 
 
 def test_tasks_that_have_nothing_in_common() -> None:
@@ -303,7 +303,7 @@ def test_a_base_without_the_leading_module() -> None:
             "maps": tuple(m.model_copy(update={"weight": f"net.{m.weight}"}) for m in header.maps)
         }
     )
-    longer = Task("a", Statistics(renamed, task.statistics.arrays), model)
+    longer = SubspaceTask("a", Statistics(renamed, task.statistics.arrays), model)
     star = checkpoint({f"net.{name}": values for name, values in average(net, make_net(4)).items()})
     found = prepare_view([longer], star, checkpoint(base, "base"), force=True).run()
     assert found.mean_distance(0) == expected.mean_distance(0)
@@ -342,7 +342,7 @@ class Tied(nn.Module):
 def test_tied_weights_under_any_name() -> None:
     torch.manual_seed(0)
     net = Tied().double()
-    task = Task("a", matsmerge.collect(net, [make_ids(0)]), InMemoryCheckpoint("a", net))
+    task = SubspaceTask("a", matsmerge.collect(net, [make_ids(0)]), InMemoryCheckpoint("a", net))
     moved = net.embed.weight.detach() + 1
     merged = checkpoint({"out.weight": moved, "embed.weight": moved})
     assert merged.aliases
@@ -392,14 +392,14 @@ def test_statistics_that_cannot_be_looked_at(tmp_path: Path) -> None:
     loss = lambda model, batch: F.cross_entropy(model(batch[0]), batch[1], reduction="none")  # noqa: E731
     fisher = matsmerge.collect(linear, [(z, y)], "fisher", loss=loss)
     with pytest.raises(matsmerge.StatisticsError, match="no Gram matrix, only fisher.*gram"):
-        prepare_view([Task("f", fisher)])
-    wrong = Task("a", a.statistics, InMemoryCheckpoint("b", make_net(2)))
+        prepare_view([SubspaceTask("f", fisher)])
+    wrong = SubspaceTask("a", a.statistics, InMemoryCheckpoint("b", make_net(2)))
     merged = checkpoint(net.state_dict())
     with pytest.raises(matsmerge.StatisticsError, match="another model.*than b .*--force"):
         prepare_view([wrong], merged)
     assert prepare_view([wrong], merged, force=True).run().mean_distance(0)["inside"] > 0
     with pytest.raises(matsmerge.RecipeError, match="models they were made of"):
-        prepare_view([Task("a", a.statistics)], merged)
+        prepare_view([SubspaceTask("a", a.statistics)], merged)
 
 
 def test_values_that_are_not_finite() -> None:
@@ -412,4 +412,4 @@ def test_values_that_are_not_finite() -> None:
     arrays["main/inputs/transposed"][0] = math.nan
     damaged = Statistics(task.statistics.header, checkpoint(arrays, "damaged"))
     with pytest.raises(matsmerge.NonFiniteError, match="damaged: the Gram matrix of 'transposed'"):
-        prepare_view([Task("a", damaged)]).run()
+        prepare_view([SubspaceTask("a", damaged)]).run()

@@ -37,11 +37,11 @@ from transformers import (
 
 from matsmerge.data.rows import read_data
 from matsmerge.errors import MatsError, NonFiniteError
-from matsmerge.lab.training.prepared_training import prepare
+from matsmerge.lab.training.prepared_training import prepare_training
 from matsmerge.lab.training.run_folder import RunFolder
 from matsmerge.lab.training.trainee import TaskExamples
-from matsmerge.lab.training.training_options import make_options
-from matsmerge.lab.training.training_run import run, train
+from matsmerge.lab.training.training_options import make_training_options
+from matsmerge.lab.training.training_run import run_training, train
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.prediction import Reduction
 from matsmerge.tasks.task import encode_all
@@ -168,12 +168,12 @@ def test_a_loss_that_is_not_finite(bert: Path, rule: Path, tmp_path: Path) -> No
                 with torch.no_grad():
                     model.get_parameter("classifier.weight").fill_(torch.nan)
 
-    prepared = prepare(bert, [rule], make_options(max_steps=20, eval_every=5))
+    prepared = prepare_training(bert, [rule], make_training_options(max_steps=20, eval_every=5))
     model = prepared.start.model
     with pytest.raises(
         NonFiniteError, match="batch 14: the loss is not finite for 32 of 32.*rule row"
     ):
-        run(prepared, RunFolder(tmp_path / "out"), progress=Poisoning(0))
+        run_training(prepared, RunFolder(tmp_path / "out"), progress=Poisoning(0))
     watching = Interrupting(-1)
     trained = train(
         bert, rule, tmp_path / "out", resume=True, progress=watching, max_steps=20, eval_every=5,

@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 
 import matsmerge.lab
 from matsmerge.errors import DataError, RecipeError
-from matsmerge.lab.evaluation.task_evaluation import Settings
+from matsmerge.lab.evaluation.task_evaluation import EvaluationSettings
 from matsmerge.lab.tuning.harness_score import HarnessTasks
 from matsmerge.lab.tuning.search import Tuned
 
@@ -121,7 +121,7 @@ def test_in_a_file(recipe: Path, documents: list[list[str]], mats: Run, tmp_path
 
 def test_what_another_process_gets(documents: list[list[str]]) -> None:
     """Names and settings; it loads the tasks itself."""
-    tasks = HarnessTasks(["both"], "validation", Settings(num_examples=3))
+    tasks = HarnessTasks(["both"], "validation", EvaluationSettings(num_examples=3))
     before = tasks.identity
     copy = pickle.loads(pickle.dumps(tasks))
     assert copy == tasks

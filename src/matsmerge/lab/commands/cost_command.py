@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from matsmerge.byte_sizes import format_bytes
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.errors import RecipeError
 from matsmerge.limits import MOST_COUNTED, MOST_ITERATIONS
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matsmerge.recipes.recipe import Recipe
 
 
-class Costs(Options):
+class Costs(CommandOptions):
     """Of what the costs are."""
 
     recipe: Path | None = argument(None, metavar="RECIPE")
@@ -102,7 +102,7 @@ def cost(asked: Costs, screen: JsonScreen) -> None:
             f"{format_bytes(measured['peak_bytes'])} (all of `mats merge`, without statistics)"
         )
     if recipe is None:
-        screen.next("mats init MODEL... --base BASE writes a recipe to merge by")
+        screen.next("mats init MODEL... --base BASE", "writes a recipe to merge by")
     else:
         screen.next(f"mats merge {shlex.quote(str(recipe))} --out merged")
 
@@ -122,10 +122,10 @@ def _read(asked: Costs) -> "Recipe | None":
 def _measure(recipe: Path, described: "Recipe") -> dict[str, Any]:
     from matsmerge.engine.executor import SerialExecutor
     from matsmerge.engine.merge_run import RunOptions, merge_in_memory
-    from matsmerge.engine.prepared_merge import prepare
+    from matsmerge.engine.prepared_merge import prepare_merge
     from matsmerge.lab.costs.run_cost import count_operations, measure_command
 
-    prepared = prepare(described)
+    prepared = prepare_merge(described)
     options = RunOptions(SerialExecutor())
     operations = count_operations(lambda: merge_in_memory(prepared, options))
     with tempfile.TemporaryDirectory() as folder:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matsmerge.cli.display import JsonScreen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Batches, Replacing, parse_pairs
 from matsmerge.errors import DataError
 from matsmerge.limits import MOST_COUNTED
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matsmerge.lab.evaluation.results import Results
 
 
-class Scoring(Options):
+class ScoringOptions(CommandOptions):
     """What to score, and where to."""
 
     models: list[str] = argument(metavar="MODEL...")
@@ -41,7 +41,7 @@ class Scoring(Options):
     """Folder for results.json, results.md and the predictions."""
 
 
-class Running(Batches):
+class EvaluationRunOptions(Batches):
     """How models are run: the fields of `Settings`."""
 
     num_examples: int | None = option(zero=True, ge=1, le=MOST_COUNTED)
@@ -55,7 +55,9 @@ class Running(Batches):
 
 
 @takes_options
-def evaluate(asked: Scoring, running: Running, earlier: Replacing, screen: JsonScreen) -> None:
+def evaluate(
+    asked: ScoringOptions, running: EvaluationRunOptions, earlier: Replacing, screen: JsonScreen
+) -> None:
     """Score models on tasks: every model on every task, one table.
 
         mats evaluate merged --task sst2.yaml --task rte.yaml --out scores
@@ -65,19 +67,19 @@ def evaluate(asked: Scoring, running: Running, earlier: Replacing, screen: JsonS
         mats evaluate merged --task sst2.yaml --task rte.yaml \
             --individual sst2=tuned/sst2 --individual rte=tuned/rte
     """
-    from matsmerge.lab.evaluation.comparison import prepare
+    from matsmerge.lab.evaluation.comparison import prepare_evaluation
     from matsmerge.lab.evaluation.contestants import parse_named
     from matsmerge.lab.evaluation.harness import Harness
-    from matsmerge.lab.evaluation.results_folder import check_target, write_folder
-    from matsmerge.lab.evaluation.task_evaluation import Settings
+    from matsmerge.lab.evaluation.results_folder import check_results_target, write_folder
+    from matsmerge.lab.evaluation.task_evaluation import EvaluationSettings
 
     named = parse_named(asked.models)
     target = asked.out
     if target is not None:
-        check_target(target, overwrite=earlier.overwrite)
+        check_results_target(target, overwrite=earlier.overwrite)
     form = "TASK=MODEL, e.g. sst2=tuned/sst2"
     trained = parse_pairs("--individual", asked.individual, form)
-    settings = Settings(**dict(running))
+    settings = EvaluationSettings(**dict(running))
     if not asked.task and asked.lm_eval is None:
         raise DataError("say what to score the models on: --task FILE, or --lm-eval TASKS")
     if not asked.task and (asked.ensemble or trained):
@@ -88,7 +90,9 @@ def evaluate(asked: Scoring, running: Running, earlier: Replacing, screen: JsonS
             None if asked.lm_eval is None else Harness(asked.lm_eval, quiet=not screen.shows_result)
         )
         if asked.task:
-            prepared = prepare(named, asked.task, asked.split, trained, asked.ensemble, settings)
+            prepared = prepare_evaluation(
+                named, asked.task, asked.split, trained, asked.ensemble, settings
+            )
     if asked.task:
         screen.notes(prepared.notes)
         with screen.bars() as bars:
@@ -110,4 +114,4 @@ def evaluate(asked: Scoring, running: Running, earlier: Replacing, screen: JsonS
         merged = shlex.quote(next(iter(named.values())))
         screen.next(f"mats report {merged} --scores {shlex.quote(str(target))}")
     else:
-        screen.next("the same with --out FOLDER keeps scores and predictions, for mats report")
+        screen.next("the same command with --out FOLDER keeps scores, for mats report")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from matsmerge.cli.display import Screen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
-from matsmerge.cli.shared_options import Execution, Logged
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
+from matsmerge.cli.shared_options import Execution, LogOptions
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.limits import MOST_COUNTED
 from matsmerge.optional_import import import_optional
@@ -20,7 +20,7 @@ from matsmerge.problems import noted
 from matsmerge.progress import Progress
 
 if TYPE_CHECKING:
-    from matsmerge.lab.experiments.score_tables import Table
+    from matsmerge.lab.experiments.score_tables import TextTable
     from matsmerge.lab.experiments.suite import Suite
     from matsmerge.lab.experiments.suite_results import SuiteResults
 
@@ -33,7 +33,7 @@ REPORT = "report.html"
 _NEEDED = ("transformers", "accelerate")
 
 
-class Running(Execution, Logged):
+class SuiteRunOptions(Execution, LogOptions):
     """How a suite runs."""
 
     workers: int | None = option(ge=1, le=MOST_COUNTED)
@@ -48,7 +48,7 @@ class Running(Execution, Logged):
         return {"num_workers": self.workers, "starter": starter, "log_to": self.log_to}
 
 
-class Restriction(Options):
+class Restriction(CommandOptions):
     """What of a suite to run, where, and with what."""
 
     suite: str = argument(metavar="SUITE")
@@ -86,7 +86,7 @@ def list_suites() -> None:
 
 @experiment.command()
 @takes_options
-def run(asked: Restriction, running: Running, screen: Screen) -> None:
+def run(asked: Restriction, running: SuiteRunOptions, screen: Screen) -> None:
     """Run a suite. What an earlier run in the same folder has done is not done again.
 
     mats experiment run text-small
@@ -110,7 +110,7 @@ def run(asked: Restriction, running: Running, screen: Screen) -> None:
 @takes_options
 def resume(
     folder: Annotated[Path, typer.Argument(help="A run that was interrupted.", metavar="FOLDER")],
-    running: Running,
+    running: SuiteRunOptions,
     screen: Screen,
 ) -> None:
     """Continue a run where it was left."""
@@ -137,7 +137,7 @@ def compare(
     Screen().next(f"mats report {shlex.quote(str(folders[-1]))}")
 
 
-class DemoFolder(Options):
+class DemoFolder(CommandOptions):
     """Where a demo goes."""
 
     out: Path = option(Path("runs/demo"), short="-o", metavar="FOLDER")
@@ -145,7 +145,7 @@ class DemoFolder(Options):
 
 
 @takes_options
-def demo(folder: DemoFolder, running: Running, screen: Screen) -> None:
+def demo(folder: DemoFolder, running: SuiteRunOptions, screen: Screen) -> None:
     """Merge four models of real tasks in seven ways, in a few minutes, and look at the result."""
     _check_needs()
     from matsmerge.lab.experiments.suite import find_suite
@@ -188,7 +188,7 @@ def _check_needs() -> None:
     DataError.raise_all(problems)
 
 
-def _show(tables: "Iterable[Table]", screen: Screen) -> None:
+def _show(tables: "Iterable[TextTable]", screen: Screen) -> None:
     for title, header, rows in tables:
         screen.say(title, style="bold")
         screen.table(header, rows)

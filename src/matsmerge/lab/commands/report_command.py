@@ -3,13 +3,13 @@
 from pathlib import Path
 
 from matsmerge.cli.display import Screen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
 
 _DEFAULT = Path("report.html")
 
 
-class Report(Options):
+class ReportOptions(CommandOptions):
     """What to write, and what about."""
 
     run: Path = argument(metavar="RUN")
@@ -32,7 +32,7 @@ class Report(Options):
 
 
 @takes_options
-def report(asked: Report, earlier: Replacing, screen: Screen) -> None:
+def report(asked: ReportOptions, earlier: Replacing, screen: Screen) -> None:
     """One page about a merge or a suite, which needs no network: scores, convergence, cost, recipe.
 
     mats report merged --scores scores --out report.html
@@ -43,7 +43,7 @@ def report(asked: Report, earlier: Replacing, screen: Screen) -> None:
     chosen = (page, asked.markdown, asked.picture)
 
     with screen.bars() as bars:
-        write_report(
+        written = write_report(
             asked.run,
             Outputs(*chosen),
             scores=asked.scores,
@@ -51,6 +51,9 @@ def report(asked: Report, earlier: Replacing, screen: Screen) -> None:
             subspaces=asked.subspaces,
             progress=bars,
         )
-    screen.say(*(f"written: {path}" for path in chosen if path is not None))
+    screen.say(
+        *(verdict.headline for verdict in written.verdicts),
+        *(f"written: {path}" for path in chosen if path is not None),
+    )
     if page is not None:
         screen.next(f"open {page} in a browser; it needs no network")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from matsmerge.cli.display import JsonScreen, Screen, number
-from matsmerge.cli.field_options import Options, option
+from matsmerge.cli.field_options import CommandOptions, option
 from matsmerge.errors import RecipeError
 from matsmerge.limits import MOST_RANK
 
 if TYPE_CHECKING:
     from matsmerge.lab.subspaces.subspace_findings import SubspaceView, TaskSpectrum
-    from matsmerge.lab.subspaces.subspace_view import Task
+    from matsmerge.lab.subspaces.subspace_view import SubspaceTask
 
 _NUM_EIGENVALUES = 32  # of each layer, in JSON
 _NUM_WORST = 8
@@ -24,7 +24,7 @@ _MAX_COLUMNS = 4  # tasks side by side, beyond which only the lowest and the hig
 _HEAT = ("#440154", "#46327e", "#365c8d", "#277f8e", "#1fa187", "#4ac16d", "#a0da39", "#fde725")
 
 
-class Subspaces(Options):
+class SubspaceOptions(CommandOptions):
     """The options of `mats inspect` that are about subspaces."""
 
     panel = "Subspaces"
@@ -68,7 +68,7 @@ class Subspaces(Options):
         return [f"--{name}" for name, value in self if value != fields[name].default]
 
 
-def inspect(path: str, other: str | None, asked: Subspaces, screen: JsonScreen) -> None:
+def inspect(path: str, other: str | None, asked: SubspaceOptions, screen: JsonScreen) -> None:
     """Show the subspaces of statistics, or of a merged model's tasks and where it is in them."""
     from matsmerge.lab.subspaces.subspace_findings import DEFAULT_ENERGY, SubspaceSize
     from matsmerge.lab.subspaces.subspace_inputs import open_merge, open_tasks
@@ -133,13 +133,13 @@ def _show_layers(view: "SubspaceView", screen: Screen) -> None:
 
 
 def _show_overlaps(view: "SubspaceView", screen: Screen) -> None:
-    from matsmerge.lab.subspaces.subspace_findings import mean
+    from matsmerge.lab.subspaces.subspace_findings import defined_mean
 
     rows: list[tuple[str | Text, ...]] = []
     for a, name in enumerate(view.tasks):
         expected = [view.overlap_at_random(a, b) for b in range(len(view.tasks)) if b != a]
         cells = [_heat_cell(view.overlap(a, b)) for b in range(len(view.tasks))]
-        rows.append((f"{a + 1} {name}", *cells, number(mean(expected))))
+        rows.append((f"{a + 1} {name}", *cells, number(defined_mean(expected))))
     screen.say("")
     numbers = [Text(str(b + 1), justify="center") for b in range(len(view.tasks))]
     screen.table(
@@ -187,7 +187,7 @@ def _show_distances(view: "SubspaceView", screen: Screen) -> None:
         )
 
 
-def _content(view: "SubspaceView", path: str, tasks: "Sequence[Task]") -> dict[str, Any]:
+def _content(view: "SubspaceView", path: str, tasks: "Sequence[SubspaceTask]") -> dict[str, Any]:
     """Everything, as JSON has it."""
     from matsmerge.lab.subspaces.subspace_findings import without_nan
 

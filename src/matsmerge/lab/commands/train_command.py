@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matsmerge.cli.display import JsonScreen, Screen
-from matsmerge.cli.field_options import RUNNING, Options, argument, option, takes_options
+from matsmerge.cli.field_options import RUNNING, CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Resuming
 from matsmerge.errors import RecipeError
 from matsmerge.lab.training.training_options import TrainingOptions
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matsmerge.lab.training.training_run import Trained
 
 
-class TrainingRun(Options):
+class TrainingRun(CommandOptions):
     """What to train, what on, where to, and how."""
 
     model: str = argument(metavar="MODEL")
@@ -49,9 +49,9 @@ def train(
 
         mats train a --task rte.yaml --out b
     """
-    from matsmerge.lab.training.prepared_training import prepare
+    from matsmerge.lab.training.prepared_training import prepare_training
     from matsmerge.lab.training.run_folder import RunFolder
-    from matsmerge.lab.training.training_run import check_device, run
+    from matsmerge.lab.training.training_run import check_device, run_training
 
     missing = [
         f"say {what} with {option}"
@@ -68,10 +68,10 @@ def train(
     check_device(asked.device)
     folder.check()
     with screen.status(f"preparing {asked.model}"):
-        prepared = prepare(asked.model, asked.task, options)
+        prepared = prepare_training(asked.model, asked.task, options)
     screen.notes(prepared.notes)
     with screen.bars() as bars:
-        trained = run(prepared, folder, asked.device, bars)
+        trained = run_training(prepared, folder, asked.device, bars)
     screen.result({"out": str(asked.out), **trained.manifest})
     _show(trained, screen)
     tasks = shlex.join(f"--task={path}" for path in asked.task)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matsmerge.cli.display import JsonScreen, Screen
-from matsmerge.cli.field_options import Options, argument, option, takes_options
-from matsmerge.cli.shared_options import BatchSize, Execution, Logged, Resuming, parse_pairs
+from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
+from matsmerge.cli.shared_options import BatchSize, Execution, LogOptions, Resuming, parse_pairs
 from matsmerge.limits import MOST_COMBINATIONS, MOST_COUNTED, NUM_SEEDS
 from matsmerge.progress import Progress
 
@@ -18,7 +18,7 @@ _SEARCH = "What to try"
 _MAX_SHOWN = 20
 
 
-class Tuning(Options):
+class Tuning(CommandOptions):
     """What to tune, what on, and where to."""
 
     file: Path = argument(metavar="FILE")
@@ -46,7 +46,7 @@ class Tuning(Options):
     """Show how far it is as a page on this machine, which follows the search."""
 
 
-class Given(Options):
+class GivenOptions(CommandOptions):
     """What takes the place of keys of the same name in a file with a search."""
 
     split: str | None = None
@@ -72,11 +72,11 @@ class Given(Options):
 @takes_options
 def tune(
     asked: Tuning,
-    given: Given,
+    given: GivenOptions,
     batches: BatchSize,
     earlier: Resuming,
     running: Execution,
-    logged: Logged,
+    logged: LogOptions,
     screen: JsonScreen,
 ) -> None:
     """Choose what a recipe leaves open by the merged model's validation score.
@@ -87,8 +87,9 @@ def tune(
     distance to the models' own answers. Test data is never looked at, but of --lm-eval if told.
     """
     from matsmerge.engine.local_executor import LocalExecutor
-    from matsmerge.lab.tuning.search import MODEL, tune
+    from matsmerge.lab.tuning.search import tune
     from matsmerge.lab.tuning.search_space import SearchSpace
+    from matsmerge.lab.tuning.trials import MODEL
     from matsmerge.lab.tuning.tuning_file import read_tuning_file
 
     on_ray = running.on_ray()
@@ -125,17 +126,17 @@ def tune(
         "num_trials": len(found.trials),
     }
     screen.result(content)
-    _show(found, screen)
-    model = shlex.quote(str(found.folder / MODEL))
+    _show(found, asked.out, screen)
+    model = shlex.quote(str(asked.out / MODEL))
     tasks = shlex.join(f"--task={path}" for path in [*described.tasks, *asked.task])
     named = ",".join(task.partition(":")[0] for task in options.lm_eval)
     harness = f"--lm-eval {shlex.quote(named)}" if named else ""
     on = " ".join(part for part in (tasks, harness) if part)
-    screen.next(f"mats evaluate {model} {on} says how good it is on test data")
+    screen.next(f"mats evaluate {model} {on}", "how good it is on test data")
 
 
-def _show(found: "Tuned", screen: Screen) -> None:
-    from matsmerge.lab.tuning.search_space import describe
+def _show(found: "Tuned", out: Path, screen: Screen) -> None:
+    from matsmerge.lab.tuning.search_space import describe_choice
 
     best, tasks = found.best, list(found.best.scores)
     scored = [trial for trial in found.trials if trial.scores]
@@ -143,7 +144,7 @@ def _show(found: "Tuned", screen: Screen) -> None:
     factor, digits = (100, 1) if found.in_percent else (1, 4)
     rows = [
         (
-            ("* " if trial is best else "  ") + describe(trial.choice),
+            ("* " if trial is best else "  ") + describe_choice(trial.choice),
             *(f"{factor * trial.scores[task]:.{digits}f}" for task in tasks),
             f"{factor * trial.score:.{digits}f}",
         )
@@ -154,14 +155,14 @@ def _show(found: "Tuned", screen: Screen) -> None:
     if len(order) > _MAX_SHOWN:
         screen.say(f"and {len(order) - _MAX_SHOWN} more in tuning.json")
     screen.notes(
-        f"{describe(t.choice)}: {t.failure}" for t in found.trials if t.failure is not None
+        f"{describe_choice(t.choice)}: {t.failure}" for t in found.trials if t.failure is not None
     )
     screen.notes(found.remarks)
     error = best.error
     close = sum(abs(trial.score - best.score) <= error for trial in scored) - 1
     others = f"{close} of {len(scored) - 1} others are" if close else "no other is"
     screen.say(
-        f"best: {describe(best.choice)}, {factor * best.score:.{digits}f} ± "
+        f"best: {describe_choice(best.choice)}, {factor * best.score:.{digits}f} ± "
         f"{factor * error:.{digits}f} on validation data; {others} as good within that error",
-        f"the recipe, the model and all trials are in {found.folder}",
+        f"the recipe, the model and all trials are in {out}",
     )

@@ -2,7 +2,7 @@
 
 from matsmerge.adapters.adapter_folder import open_base, read_adapter
 from matsmerge.checkpoints.checkpoint import FLOAT_DTYPES, Checkpoint
-from matsmerge.checkpoints.summary import kind_of
+from matsmerge.checkpoints.summary import tensor_kind
 from matsmerge.lab.costs.cost_formulas import ModelShape
 
 
@@ -13,7 +13,7 @@ def shape_of(checkpoint: Checkpoint) -> ModelShape:
     specs = {name: spec for name, spec in full.specs.items() if spec.dtype in FLOAT_DTYPES}
     num_run = sum(spec.num_elements for spec in specs.values())
     if adapter is None or adapter.kind.is_folded:
-        matrices = [spec for name, spec in specs.items() if kind_of(name, spec) == "matrix"]
+        matrices = [spec for name, spec in specs.items() if tensor_kind(name, spec) == "matrix"]
         layers = tuple((spec.shape[1], spec.shape[0]) for spec in matrices)
         return ModelShape(num_run, layers, num_run)
     tensors = [tensor for parts in adapter.modules.values() for tensor in parts.values()]

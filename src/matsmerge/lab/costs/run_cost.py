@@ -18,7 +18,7 @@ _EIGENDECOMPOSITION = 9.0  # n^3 of one with vectors (Golub & Van Loan)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredCost:
     """One run of a command."""
 
     seconds: float
@@ -53,7 +53,7 @@ def _cholesky_solve(right: Any, factor: Any, *_: Any, **__: Any) -> int:
     return int(2 * math.prod(factor[:-2]) * factor[-1] ** 2 * right[-1])
 
 
-def measure_command(arguments: list[str]) -> Measured:
+def measure_command(arguments: list[str]) -> MeasuredCost:
     """Run `mats` with these arguments in a process of its own."""
     begin = time.perf_counter()
     done = subprocess.run(
@@ -64,4 +64,4 @@ def measure_command(arguments: list[str]) -> Measured:
         raise ResourceError(f"mats {' '.join(arguments)}: failed\n{done.stderr.strip()}")
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
-    return Measured(seconds, peak)
+    return MeasuredCost(seconds, peak)

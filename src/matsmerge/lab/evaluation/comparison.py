@@ -12,14 +12,20 @@ from matsmerge.checkpoints.public_names import public_name, public_text
 from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.data.rows import Data
 from matsmerge.errors import DataError, closest
-from matsmerge.lab.evaluation.contestants import Models, name_models
+from matsmerge.lab.evaluation.contestants import ComparedModels, name_models
 from matsmerge.lab.evaluation.ensemble_model import EnsembleModel
 from matsmerge.lab.evaluation.harness import Harness
 from matsmerge.lab.evaluation.metrics import choose_metrics
 from matsmerge.lab.evaluation.outcome import Outcome
 from matsmerge.lab.evaluation.outcome import ensemble as average
 from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL, Reading, Results, ScoredTask
-from matsmerge.lab.evaluation.task_evaluation import Examined, Settings, encode, resolve_head, run
+from matsmerge.lab.evaluation.task_evaluation import (
+    EvaluationSettings,
+    Examined,
+    answer_examples,
+    encode_task,
+    resolve_head,
+)
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.models.model_folder import open_model
 from matsmerge.problems import noted
@@ -33,8 +39,8 @@ DEFAULT_SPLIT = "test"
 
 
 def evaluate(
-    models: Models,
-    tasks: Sequence[str | Path | TaskFile] = (),
+    models: ComparedModels,
+    tasks: str | Path | TaskFile | Sequence[str | Path | TaskFile] = (),
     split: str | None = None,
     individual: Mapping[str, str | Path] | None = None,
     ensemble: bool = False,
@@ -49,18 +55,23 @@ def evaluate(
 ) -> Results:
     """Score every model on every task.
 
-    `models` are paths or hub ids, or a mapping from names to them; `tasks` are task files. The
-    split is `test`, unless given; of a single file without splits, all rows. `individual` maps each
-    task's name to the model that was trained for it, to whose scores averages are normalised;
-    `ensemble` adds the mean of all models' probabilities, of the next token where answers are text.
+    `models` are paths or hub ids, or a mapping from names to them; `tasks` are task files; one of
+    either need not be in a list. The split is `test`, unless given; of a single file without
+    splits, all rows. `individual` maps each task's name to the model that was trained for it, to
+    whose scores averages are normalised; `ensemble` adds the mean of all models' probabilities, of
+    the next token where answers are text.
     `lm_eval` are tasks of lm-evaluation-harness: names, or files of its own format.
     """
-    settings = Settings(num_examples, batch_size, max_tokens, device, dtype)
+    settings = EvaluationSettings(num_examples, batch_size, max_tokens, device, dtype)
     named = name_models(models)
+    if isinstance(tasks, (str, Path, TaskFile)):
+        tasks = [tasks]
     harness = Harness(lm_eval) if lm_eval else None
     if harness is not None and not tasks:
         return harness.run(named, settings)
-    results = prepare(named, tasks, split, individual or {}, ensemble, settings).run(progress)
+    results = prepare_evaluation(named, tasks, split, individual or {}, ensemble, settings).run(
+        progress
+    )
     return results if harness is None else results.beside(harness.run(named, settings))
 
 
@@ -73,7 +84,7 @@ class AskedTask:
 
 
 @dataclass(frozen=True)
-class _Run:
+class _TaskRun:
     """A model that is run on a task."""
 
     row: str
@@ -92,11 +103,11 @@ class _Run:
 class Prepared:
     """An evaluation that can begin: everything was read and checked."""
 
-    runs: list[_Run]
+    runs: list[_TaskRun]
     tasks: dict[str, AskedTask]
     same_rows: Mapping[str, str]  # by task: the row whose model is also the task's individual one
     ensemble: bool
-    settings: Settings
+    settings: EvaluationSettings
     arguments: dict[str, Any]
     notes: list[str]
     kept: KeptBase = field(default_factory=KeptBase)
@@ -112,7 +123,7 @@ class Prepared:
             with noted(problems):
                 if one.key not in self.examined:
                     loaded, asked = self._load(one), self.tasks[one.task]
-                    self.examined[one.key] = encode(
+                    self.examined[one.key] = encode_task(
                         loaded.task, asked.data, asked.file, num_examples=self.settings.num_examples
                     )
                     self._note(loaded.notes)
@@ -131,9 +142,9 @@ class Prepared:
             self._note(examined.notes)
 
     @property
-    def _written_together(self) -> dict[str, list[_Run]]:
+    def _written_together(self) -> dict[str, list[_TaskRun]]:
         """Tasks whose answers are text, which an ensemble writes with all its models at once."""
-        found: dict[str, list[_Run]] = {}
+        found: dict[str, list[_TaskRun]] = {}
         for one in self.runs if self.ensemble else ():
             if one.row != INDIVIDUAL and self.examined[one.key].kind.writes_text:
                 found.setdefault(one.task, []).append(one)
@@ -175,16 +186,16 @@ class Prepared:
             written[name] = self._run_together(runs, told)
         return self._results(outcomes, about, written)
 
-    def _run_together(self, runs: Sequence[_Run], progress: Progress) -> Outcome:
+    def _run_together(self, runs: Sequence[_TaskRun], progress: Progress) -> Outcome:
         """What several models write together; all of them are in memory, each with its base."""
         each = [self._load(one, KeptBase()) for one in runs]
         whole = replace(each[0], model=EnsembleModel([loaded.model for loaded in each]))
-        return run(whole, self.examined[runs[0].key], self.settings, progress)
+        return answer_examples(whole, self.examined[runs[0].key], self.settings, progress)
 
-    def _run_one(self, one: _Run, progress: Progress) -> tuple[Outcome, dict[str, Any]]:
+    def _run_one(self, one: _TaskRun, progress: Progress) -> tuple[Outcome, dict[str, Any]]:
         """A model's answers and its description; the model itself is freed on return."""
         loaded = self._load(one)
-        outcome = run(loaded, self.examined[one.key], self.settings, progress)
+        outcome = answer_examples(loaded, self.examined[one.key], self.settings, progress)
         about = {
             "source": public_name(one.source),
             "fingerprint": fingerprint(loaded.checkpoint),
@@ -193,7 +204,7 @@ class Prepared:
             about["base"] = fingerprint(loaded.base)
         return outcome, about
 
-    def _load(self, one: _Run, kept: KeptBase | None = None) -> LoadedModel:
+    def _load(self, one: _TaskRun, kept: KeptBase | None = None) -> LoadedModel:
         return load_model(
             one.source,
             self.tasks[one.task].file,
@@ -259,13 +270,13 @@ class Prepared:
         )
 
 
-def prepare(
+def prepare_evaluation(
     models: Mapping[str, str],
     tasks: Sequence[str | Path | TaskFile],
     split: str | None,
     individual: Mapping[str, str | Path],
     ensemble: bool,
-    settings: Settings,
+    settings: EvaluationSettings,
 ) -> Prepared:
     """Read and check everything, all problems at once."""
     trained = {name: str(source) for name, source in individual.items()}
@@ -296,14 +307,14 @@ def prepare(
         for name, source in trained.items()
         if name in asked and name not in same_rows
     ]
-    runs: list[_Run] = []
+    runs: list[_TaskRun] = []
     for row, source, names in wanted:
         with noted(problems):
             open_model(source)  # says what is wrong with it
             for name in names:
                 with noted(problems):
                     head = resolve_head(source, asked[name].file)
-                    runs.append(_Run(row, source, name, head, _signature(source, head)))
+                    runs.append(_TaskRun(row, source, name, head, _signature(source, head)))
     DataError.raise_all(problems)
     if trained and (lacking := [name for name in asked if name not in trained]):
         notes.append(

@@ -8,13 +8,13 @@ from matsmerge.checkpoints.public_names import path_names, split_name
 from matsmerge.errors import DataError
 from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
 
-Models = Sequence[str | Path] | Mapping[str, str | Path]
+ComparedModels = str | Path | Sequence[str | Path] | Mapping[str, str | Path]
 
 
-def name_models(models: Models) -> dict[str, str]:
-    """Models by name: as given, or by as few last parts of their paths as tell them apart."""
+def name_models(models: ComparedModels) -> dict[str, str]:
+    """Models, or one, by name: as given, or by as few last parts of paths as tell them apart."""
     if isinstance(models, (str, Path)):
-        raise DataError("models must be a list of paths, or a mapping from names to paths")
+        models = [models]
     if isinstance(models, Mapping):
         return _named([(str(name), str(source)) for name, source in models.items()])
     return _named([(None, str(source)) for source in models])

@@ -15,7 +15,7 @@ from matsmerge.checkpoints.public_names import public_name
 from matsmerge.errors import DataError, closest
 from matsmerge.lab.evaluation.metrics import Score
 from matsmerge.lab.evaluation.results import Reading, Results, ScoredTask
-from matsmerge.lab.evaluation.task_evaluation import Settings
+from matsmerge.lab.evaluation.task_evaluation import EvaluationSettings
 from matsmerge.models.model_folder import ModelFolder, open_model
 from matsmerge.optional_import import import_optional
 from matsmerge.tasks.task import has_any
@@ -61,9 +61,9 @@ class Harness:
             found: dict[str, Any] = self._manager.load([task])["tasks"]
         return found
 
-    def run(self, models: Mapping[str, str], settings: Settings | None = None) -> Results:
+    def run(self, models: Mapping[str, str], settings: EvaluationSettings | None = None) -> Results:
         """Score every model on every task."""
-        settings = settings or Settings()
+        settings = settings or EvaluationSettings()
         tasks: dict[str, ScoredTask] = {}
         scores: dict[str, dict[str, dict[str, Score]]] = {}
         about: dict[str, dict[str, Any]] = {}
@@ -84,7 +84,7 @@ class Harness:
         )
 
     def score(
-        self, opened: ModelFolder, settings: Settings, tasks: Sequence[Any] | None = None
+        self, opened: ModelFolder, settings: EvaluationSettings, tasks: Sequence[Any] | None = None
     ) -> tuple[dict[str, dict[str, Score]], dict[str, ScoredTask]]:
         """A model's scores by task and metric, and what was scored; of loaded `tasks`, if given."""
         device = settings.device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -18,7 +18,7 @@ from matsmerge.notebook_table import notebook_table
 A = TypeVar("A")
 B = TypeVar("B")
 
-FORMAT_VERSION = 1
+RESULTS_FORMAT = 1
 Right = Annotated[str, Field(pattern="^[01]*$")]  # by example, as in `metrics.Score`
 INDIVIDUAL, ENSEMBLE = "individual", "ensemble"  # rows that are no single model
 
@@ -172,7 +172,7 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Everything except the predictions; the same evaluation gives the same content."""
         return {
-            "format_version": FORMAT_VERSION,
+            "format_version": RESULTS_FORMAT,
             "versions": dict(self.versions),
             "arguments": dict(self.arguments),
             "resampling_seed": RESAMPLING_SEED,
@@ -193,9 +193,9 @@ class Results:
     def from_json(cls, content: Any, where: str = "the results") -> "Results":
         """Results from what `to_json` gave; errors name `where` it was found."""
         version = content.get("format_version") if isinstance(content, dict) else None
-        if version != FORMAT_VERSION:
+        if version != RESULTS_FORMAT:
             raise DataError(
-                f"{where}: expected results of an evaluation in format {FORMAT_VERSION}, found "
+                f"{where}: expected results of an evaluation in format {RESULTS_FORMAT}, found "
                 f"{quoted(version)}; were they written by another version of matsmerge?"
             )
         found = parse_as(content, _ResultsContent, where, DataError)

@@ -15,12 +15,12 @@ RESULTS = "results.json"
 _TEXT: Any = {"encoding": "utf-8", "errors": "backslashreplace"}
 
 
-def read_results(path: Path) -> Results:
+def read_evaluation(path: Path) -> Results:
     """The scores in a results.json."""
     return Results.from_json(read_json(path, DataError), str(path))
 
 
-def check_target(target: Path, *, overwrite: bool) -> None:
+def check_results_target(target: Path, *, overwrite: bool) -> None:
     """Refuse an output that must not or cannot be written, before any work."""
     check_folder(target, "evaluation", _holds_results, overwrite=overwrite)
 
@@ -35,7 +35,7 @@ def _holds_results(folder: Path) -> bool:
 
 def write_folder(results: Results, target: Path, *, overwrite: bool = False) -> None:
     """Write results.json, results.md and predictions/MODEL/TASK.jsonl."""
-    check_target(target, overwrite=overwrite)
+    check_results_target(target, overwrite=overwrite)
     staged = StagedFolder(target, "evaluation")
     staged.open()
     try:

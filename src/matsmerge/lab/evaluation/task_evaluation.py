@@ -30,7 +30,7 @@ from matsmerge.tasks.text_task import AnswerTask
 
 
 @dataclass(frozen=True)
-class Settings:
+class EvaluationSettings:
     """How models are run to be scored."""
 
     num_examples: int | None = None  # the first so many; None: all
@@ -40,7 +40,7 @@ class Settings:
     dtype: str | None = None
 
 
-def evaluate(
+def evaluate_task(
     loaded: LoadedModel,
     data: Data,
     task_file: TaskFile,
@@ -53,9 +53,9 @@ def evaluate(
     Batches are of examples of similar length; answers are in the order of the data, and do not
     depend on how examples are put together but for rounding.
     """
-    chosen = Settings(**settings)
-    examined = encode(loaded.task, data, task_file, num_examples=chosen.num_examples)
-    return run(loaded, examined, chosen, progress or Progress())
+    chosen = EvaluationSettings(**settings)
+    examined = encode_task(loaded.task, data, task_file, num_examples=chosen.num_examples)
+    return answer_examples(loaded, examined, chosen, progress or Progress())
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Examined:
         return self.tokens == other.tokens and self.examples == other.examples
 
 
-def encode(
+def encode_task(
     task: Task[Any], data: Data, task_file: TaskFile, *, num_examples: int | None = None
 ) -> Examined:
     """Check and encode a task's examples; all that is wrong with them is one error."""
@@ -95,6 +95,11 @@ def encode(
             "but the examples differ in the number of their choices; use accuracy"
             for metric in unfit
         )
+    notes = list(doing.notes)
+    if left_out := data.labels_left_out(task_file.columns.get("label", "label"), range(num)):
+        notes.append(
+            f"the first {num} examples {left_out} splits with sizes (splits:) are in random order"
+        )
     rows = [data.rows[number] for number in range(num)]
     return Examined(
         task_file,
@@ -103,12 +108,14 @@ def encode(
         examples,
         fingerprint_rows(rows, data.folder),
         data.split,
-        [f"{name}: {note}" for note in (*doing.notes, *_missing_labels(data, task_file, num))],
+        [f"{name}: {note}" for note in notes],
         task.encoder.tokenizer.get_vocab() if isinstance(task, AnswerTask) else None,
     )
 
 
-def run(loaded: LoadedModel, examined: Examined, settings: Settings, progress: Progress) -> Outcome:
+def answer_examples(
+    loaded: LoadedModel, examined: Examined, settings: EvaluationSettings, progress: Progress
+) -> Outcome:
     """The model's answers to examples that were encoded for it, or for one like it."""
     model, task_file, examples = loaded.model, examined.task_file, examined.examples
     model.eval()
@@ -161,21 +168,6 @@ def resolve_head(model_folder: str | Path, task_file: TaskFile) -> str | None:
         f"{', '.join(there) or 'none'}; call the task by one of these names (name: in the task "
         "file), or give the head's file (head:)"
     )
-
-
-def _missing_labels(data: Data, task_file: TaskFile, num: int) -> list[str]:
-    """A note if the first examples lack labels that the data has, as in a file sorted by label."""
-    column = task_file.columns.get("label", "label")
-    if num == len(data) or column not in data.columns or not isinstance(data.rows, list):
-        return []
-    everywhere = {str(row.get(column)) for row in data.rows}
-    missing = everywhere - {str(row.get(column)) for row in data.rows[:num]}
-    if not missing:
-        return []
-    return [
-        f"the first {num} examples have none of {len(missing)} of the {len(everywhere)} labels; is "
-        "the file sorted? splits with sizes (splits:) are in random order"
-    ]
 
 
 def _doing(task: Task[Any], task_file: TaskFile) -> Task[Any] | Generation:

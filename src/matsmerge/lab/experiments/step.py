@@ -27,11 +27,11 @@ class Given:
 
     @classmethod
     def at(cls, path: Path) -> "Given":
-        return cls(path.absolute(), digest(path))
+        return cls(path.absolute(), digest_tree(path))
 
 
 Need = Union["Step[Any]", Given]
-Source = Need | str  # a step's output, a local file, or a name on the hub
+StepSource = Need | str  # a step's output, a local file, or a name on the hub
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Places:
     def path(self, need: Need) -> Path:
         return self.paths[need.key]
 
-    def name(self, source: Source) -> str:
+    def name(self, source: StepSource) -> str:
         """A path, or a name on the hub, as loaders take them."""
         return source if isinstance(source, str) else str(self.path(source))
 
@@ -150,12 +150,12 @@ def data_in(path: Path) -> str | dict[str, str]:
     return {file.name.split(".")[0]: str(file) for file in files}
 
 
-def digest(path: Path) -> str:
+def digest_tree(path: Path) -> str:
     """SHA-256 of a file, or of all files in a folder with their names."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     whole = hashlib.sha256()
     for file_path in sorted(p for p in path.rglob("*") if p.is_file()):
-        whole.update(f"{file_path.relative_to(path)}\0{digest(file_path)}\0".encode())
+        whole.update(f"{file_path.relative_to(path)}\0{digest_tree(file_path)}\0".encode())
     return whole.hexdigest()

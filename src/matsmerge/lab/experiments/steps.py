@@ -7,24 +7,26 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from matsmerge.checkpoints.public_names import without_paths
+from matsmerge.checkpoints.public_names import public_name, without_paths
 from matsmerge.engine.executor import SerialExecutor
 from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.errors import AnotherRunError, RecipeError
 from matsmerge.files.strict_yaml import read_yaml
 from matsmerge.lab.evaluation.comparison import evaluate
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
 from matsmerge.lab.experiments.sources import SOURCES, VERSIONS
-from matsmerge.lab.experiments.step import Places, Source, Step, TaskInput
-from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL, Outcome, Scores
+from matsmerge.lab.experiments.step import Places, Step, StepSource, TaskInput
+from matsmerge.lab.experiments.suite_results import ScoredModel, Scores
 from matsmerge.lab.training.training_options import TrainingOptions
 from matsmerge.lab.training.training_run import train
-from matsmerge.lab.tuning.search import MODEL, RECIPE, REPORT, tune
+from matsmerge.lab.tuning.search import tune
 from matsmerge.lab.tuning.search_space import SearchSpace
-from matsmerge.lab.tuning.tuning_file import Options as TuningOptions
+from matsmerge.lab.tuning.trials import MODEL, RECIPE, REPORT
+from matsmerge.lab.tuning.tuning_file import TuningOptions
 from matsmerge.recipes.method_spec import as_plain
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.collection_run import Output
-from matsmerge.statistics.prepared_collection import Choice, prepare
+from matsmerge.statistics.prepared_collection import ExampleChoice, prepare_collection
 from matsmerge.tasks.head_record import HEADS
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.splits import read_split
@@ -57,7 +59,7 @@ class Make(Step[None], kind="make"):
 class Train(Step[float | None], kind="train", output=MODEL):
     """A model trained on one task, or on all of them; the result is its validation score."""
 
-    base: Source
+    base: StepSource
     tasks: list[TaskInput]
     options: TrainingOptions
 
@@ -73,7 +75,7 @@ class Train(Step[float | None], kind="train", output=MODEL):
 class Collect(Step[int], kind="collect", output="statistics.safetensors"):
     """Statistics of a model on its data; the result is the number of examples."""
 
-    model: Source
+    model: StepSource
     task: TaskInput
     options: CollectionOptions
     split: str
@@ -83,7 +85,7 @@ class Collect(Step[int], kind="collect", output="statistics.safetensors"):
     def run(self, places: Places, out: Path, /) -> int:
         task = self.task.read(places)
         loaded = load_model(places.name(self.model), task, need_targets=self.options.wants_targets)
-        choice = Choice(
+        choice = ExampleChoice(
             self.num_examples,
             columns=task.columns,
             wordings=task.wordings,
@@ -91,7 +93,7 @@ class Collect(Step[int], kind="collect", output="statistics.safetensors"):
         )
         file = out / self.output
         file.unlink(missing_ok=True)
-        prepared = prepare(loaded, read_split(task, self.split), self.options, choice)
+        prepared = prepare_collection(loaded, read_split(task, self.split), self.options, choice)
         prepared.run(Output(file, resume=True, overwrite=True))
         return prepared.num_examples
 
@@ -122,8 +124,8 @@ class Shown:
 class Merging:
     """Models to merge, and the method; what a recipe says."""
 
-    base: Source
-    models: Mapping[str, Source]
+    base: StepSource
+    models: Mapping[str, StepSource]
     statistics: Mapping[str, Step[Any]]  # by model; empty if the method reads none
     method: str | Mapping[str, Any]
     with_defaults: Mapping[str, Any]  # the method's parameters, whose defaults may change
@@ -177,7 +179,7 @@ class Scoring:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Merge(Step[Outcome], kind="merge", output=RECIPE):
+class Merge(Step[ScoredModel], kind="merge", output=RECIPE):
     """The best of what a method's search tries by validation, scored on the test split."""
 
     merging: Merging
@@ -189,7 +191,7 @@ class Merge(Step[Outcome], kind="merge", output=RECIPE):
 
     is_unlabelled: ClassVar[bool] = False
 
-    def run(self, places: Places, out: Path, /) -> Outcome:
+    def run(self, places: Places, out: Path, /) -> ScoredModel:
         _remove_unrecorded(out / MODEL, out / TUNED)
         recipe = self.merging.recipe(places)
         if self.init is not None:
@@ -210,15 +212,24 @@ class Merge(Step[Outcome], kind="merge", output=RECIPE):
         for name in (RECIPE, REPORT, *([MODEL] if self.keep_model else [])):
             (tuned.folder / name).rename(out / name)
         shutil.rmtree(tuned.folder)
-        return Outcome(
+        recipe = read_yaml(out / RECIPE, RecipeError)
+        return ScoredModel(
             test=scores,
             # Without labels what is lowest is best, and is no score.
             validation=None if self.is_unlabelled else tuned.best.score,
             chosen=dict(tuned.best.choice),
             num_tried=len(tuned.trials),
-            recipe=without_paths(read_yaml(out / RECIPE, RecipeError)),
+            recipe=without_paths(recipe, partial(_in_run, out.parent)),
             merge=manifest,
         )
+
+
+def _in_run(steps: Path, source: str) -> str:
+    """What steps of a run made, by its path from the run's folder on; all else by its name."""
+    path = Path(source)
+    if not path.is_relative_to(steps):
+        return public_name(source)
+    return (Path(steps.name) / path.relative_to(steps)).as_posix()
 
 
 class UnlabelledMerge(Merge, kind="unlabelled merge", output=RECIPE):
@@ -228,20 +239,20 @@ class UnlabelledMerge(Merge, kind="unlabelled merge", output=RECIPE):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Score(Step[Outcome], kind="test"):
+class ScoreModels(Step[ScoredModel], kind="test"):
     """Test scores of models that were not merged: each on its own task, or one on all."""
 
     row: str  # INDIVIDUAL, or another name for one model
-    models: Mapping[str, Source]
+    models: Mapping[str, StepSource]
     tasks: list[TaskInput]
     scoring: Scoring
 
-    def run(self, places: Places, _: Path, /) -> Outcome:
+    def run(self, places: Places, _: Path, /) -> ScoredModel:
         models = {name: places.name(model) for name, model in self.models.items()}
         if self.row != INDIVIDUAL:
-            return Outcome(test=self.scoring.test(models, self.tasks, places))
+            return ScoredModel(test=self.scoring.test(models, self.tasks, places))
         each = [self.scoring.test({t.name: models[t.name]}, [t], places) for t in self.tasks]
-        return Outcome(
+        return ScoredModel(
             test=Scores(
                 tasks={task: value for found in each for task, value in found.tasks.items()},
                 errors={task: value for found in each for task, value in found.errors.items()},
@@ -251,18 +262,18 @@ class Score(Step[Outcome], kind="test"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ensemble(Step[Outcome], kind="ensemble"):
+class Ensemble(Step[ScoredModel], kind="ensemble"):
     """Test scores of the mean of all models' probabilities.
 
     Each task is answered by every model with that task's head, which a merge of them has.
     """
 
-    models: Mapping[str, Source]
+    models: Mapping[str, StepSource]
     tasks: list[TaskInput]
     scoring: Scoring
     merged: Merge  # keeps its model
 
-    def run(self, places: Places, _: Path, /) -> Outcome:
+    def run(self, places: Places, _: Path, /) -> ScoredModel:
         heads = places.path(self.merged).parent / MODEL / HEADS
         tasks = []
         for task in self.tasks:
@@ -270,7 +281,7 @@ class Ensemble(Step[Outcome], kind="ensemble"):
             file = task.file.model_copy(update={"head": str(head)}) if head.exists() else task.file
             tasks.append(replace(task, file=file))
         models = {name: places.name(model) for name, model in self.models.items()}
-        return Outcome(test=self.scoring.test(models, tasks, places))
+        return ScoredModel(test=self.scoring.test(models, tasks, places))
 
 
 def continued(work: Callable[..., T]) -> T:

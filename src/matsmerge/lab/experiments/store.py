@@ -10,10 +10,10 @@ from pydantic import Field, TypeAdapter
 
 from matsmerge.engine.merge_file import MAX_BYTES, MAX_VALUES
 from matsmerge.errors import DataError, MatsError
-from matsmerge.files.guarded_files import Content, decode, parse_as, parse_json, read_bytes
+from matsmerge.files.guarded_files import Content, decode_text, parse_as, parse_json, read_bytes
 from matsmerge.files.whole_outputs import put_in_place, remove, sync
 from matsmerge.lab.experiments.provenance import origin
-from matsmerge.lab.experiments.step import Given, Need, R, Step, digest
+from matsmerge.lab.experiments.step import Given, Need, R, Step, digest_tree
 
 RECORD = "step.json"
 
@@ -97,7 +97,7 @@ def _read(folder: Path, step: Step[Any]) -> Record:
     if not path.is_file():
         raise _DamagedError(f"{RECORD} is missing")
     # What cannot be read just now is not thrown away.
-    text = decode(read_bytes(path, DataError, MAX_BYTES), RECORD, _DamagedError)
+    text = decode_text(read_bytes(path, DataError, MAX_BYTES), RECORD, _DamagedError)
     content = parse_json(text, RECORD, _DamagedError, most_values=MAX_VALUES)
     record = parse_as(content, Record, RECORD, _DamagedError)
     if content.pop("digest", None) != _digest(content) or record.key != step.key:
@@ -113,7 +113,7 @@ def _read(folder: Path, step: Step[Any]) -> Record:
 def _digests(folder: Path) -> dict[str, str]:
     """Of all files but the record, by their names in the folder."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / RECORD)
-    return {str(path.relative_to(folder)): digest(path) for path in files}
+    return {str(path.relative_to(folder)): digest_tree(path) for path in files}
 
 
 def _digest(content: Mapping[str, Any]) -> str:

@@ -14,22 +14,22 @@ from matsmerge.lab.experiments.studies.study import Names
 from matsmerge.lab.experiments.suite_parts import (
     Made,
     MethodOfSuite,
-    Part,
+    SuitePart,
     SuiteTask,
-    Variant,
+    VariantOfSuite,
 )
 from matsmerge.lab.experiments.suite_results import NO_MERGES
-from matsmerge.lab.training.training_options import make_options as training_options
+from matsmerge.lab.training.training_options import make_training_options as training_options
 from matsmerge.lab.tuning.search_space import SearchSpace
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, NUM_SEEDS
 from matsmerge.problems import noted, problems_of
-from matsmerge.statistics.collection_options import make_options as statistics_options
+from matsmerge.statistics.collection_options import make_collection_options as statistics_options
 from matsmerge.tasks.task_file import beside
 
 FOLDER = Path(__file__).parent / "suites"
 
 
-class Suite(Part):
+class Suite(SuitePart):
     """A whole suite; `num_validation` examples of each task are scored to choose by."""
 
     name: str = ""  # the file's
@@ -39,7 +39,7 @@ class Suite(Part):
     base: str | Made
     tasks: dict[str, SuiteTask] = Field(min_length=2)
     seeds: list[Annotated[int, Field(lt=NUM_SEEDS)]] = Field(default=[0], min_length=1)
-    variants: dict[str, Variant] = Field(min_length=1)
+    variants: dict[str, VariantOfSuite] = Field(min_length=1)
     methods: dict[str, MethodOfSuite] = Field(min_length=1)
     ensemble: bool = False
     paper: dict[str, str] = Field(default_factory=dict)  # variant -> column of the paper's tables

@@ -10,13 +10,13 @@ from matsmerge.recipes.method_spec import MethodSpec, as_plain
 from matsmerge.tasks.task_file import TaskFile
 
 
-class Part(BaseModel):
+class SuitePart(BaseModel):
     """A part of a suite; keys that it does not have are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Made(Part):
+class Made(SuitePart):
     """Something that is made from packages by a function of `sources`."""
 
     source: str
@@ -30,7 +30,7 @@ class SuiteTask(TaskFile):
     settings: dict[str, Any] = Field(default_factory=dict)  # of the source
 
 
-class Variant(Part):
+class VariantOfSuite(SuitePart):
     """One way to fine-tune, and what is collected of the models."""
 
     training: dict[str, Any] = Field(default_factory=dict)  # TrainingOptions
@@ -45,7 +45,7 @@ class Variant(Part):
     seeds: list[int] | None = Field(default=None, min_length=1)  # None: all of the suite's
 
 
-class MethodOfSuite(Part):
+class MethodOfSuite(SuitePart):
     """A method, and the values to try of its parameters."""
 
     method: str | dict[str, Any]

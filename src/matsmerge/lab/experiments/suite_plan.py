@@ -13,7 +13,7 @@ from matsmerge.lab.experiments.suite_setup import Local, Setup
 
 
 @dataclass(frozen=True)
-class Plan:
+class SuitePlan:
     """All studies of a suite, for all its variants and seeds."""
 
     suite: Suite

@@ -11,19 +11,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from matsmerge.engine.merge_file import MergeContent
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import Content, Count, read_json_as
-from matsmerge.lab.evaluation.results import Right
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL, Right
 
 RESULTS, STEPS = "results.json", "steps"  # in the folder of a run
 _MAX_BYTES = 128 * 2**20
 _MAX_VALUES = 5_000_000  # most are residuals in what is kept of every merge.json
 
-INDIVIDUAL, JOINT, ENSEMBLE, BASE = "individual", "joint", "ensemble", "base"
+JOINT, BASE = "joint", "base"
 REFERENCES = (BASE, INDIVIDUAL, JOINT, ENSEMBLE)  # rows of a comparison that are no merges
 SEQUENTIAL = "sequential"  # the row of a model that was trained on two tasks, one after the other
 NO_MERGES = (*REFERENCES, SEQUENTIAL)
 
 
-class _Part(BaseModel):
+class _ResultsPart(BaseModel):
     # A score may be no number, and is read again as it was written.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants"
@@ -89,7 +89,7 @@ Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Subspaces = Annotated[Plain, _fits(_Subspaces)]
 
 
-class Scores(_Part):
+class Scores(_ResultsPart):
     """One model's scores by task, with the standard errors over the task's examples."""
 
     tasks: dict[str, float] = Field(min_length=1)
@@ -102,7 +102,7 @@ class Scores(_Part):
         return sum(self.tasks.values()) / len(self.tasks)
 
 
-class Outcome(_Part):
+class ScoredModel(_ResultsPart):
     """The test scores of a model; of a merge that was tuned, also what was chosen."""
 
     test: Scores
@@ -113,14 +113,14 @@ class Outcome(_Part):
     merge: Annotated[Plain, _fits(MergeContent)] | None = None  # its merge.json
 
 
-class Row(Outcome):
+class MethodRow(ScoredModel):
     """The outcome of one method, or of one of `REFERENCES`, with one seed."""
 
     method: str
     seed: int
 
 
-class Cell(_Part):
+class HeatMapCell(_ResultsPart):
     """An objective solved from an init."""
 
     init: str
@@ -131,7 +131,7 @@ class Cell(_Part):
     chosen: dict[str, Any] = Field(default_factory=dict)
 
 
-class FisherScore(_Part):
+class FisherScore(_ResultsPart):
     """A method with the Fisher information taken one of four ways."""
 
     method: str
@@ -141,7 +141,7 @@ class FisherScore(_Part):
     score: float  # the mean over tasks, validation split
 
 
-class RankScore(_Part):
+class RankScore(_ResultsPart):
     """A method with second moments kept by a rank."""
 
     method: str
@@ -151,7 +151,7 @@ class RankScore(_Part):
     num_bytes: Annotated[int, Field(ge=0)]  # that the statistics it reads take, of all models
 
 
-class CurvePoint(_Part):
+class CurvePoint(_ResultsPart):
     """A model on the way of the solver."""
 
     iterations: int
@@ -160,7 +160,7 @@ class CurvePoint(_Part):
     objective: float  # by that of the start; the median over layers
 
 
-class Curve(_Part):
+class Curve(_ResultsPart):
     """Conjugate gradients, from the start on."""
 
     name: str
@@ -168,7 +168,7 @@ class Curve(_Part):
     points: list[CurvePoint]
 
 
-class Cost(_Part):
+class MergeCost(_ResultsPart):
     """Operations and seconds of a merge."""
 
     method: str
@@ -177,7 +177,7 @@ class Cost(_Part):
     statistics_seconds: Amount | None = None  # of collecting what it needs, all models together
 
 
-class Point(_Part):
+class Point(_ResultsPart):
     """A model in a plane of parameters."""
 
     name: str
@@ -185,7 +185,7 @@ class Point(_Part):
     y: float
 
 
-class Landscape(_Part):
+class Landscape(_ResultsPart):
     """Losses of tasks in a plane through three models, and where merges fall on it.
 
     The plane is that of one layer; coordinates are in units of the distance between models.
@@ -208,7 +208,7 @@ class Landscape(_Part):
         return self
 
 
-class Intermediate(_Part):
+class Intermediate(_ResultsPart):
     """A target task's model merged with one that was trained on another task."""
 
     donor: str
@@ -220,23 +220,23 @@ class Intermediate(_Part):
     chosen: dict[str, Any] = Field(default_factory=dict)
 
 
-class VariantResults(_Part):
+class VariantResults(_ResultsPart):
     """The results of one way to fine-tune; what a suite does not ask for is empty."""
 
     tasks: list[str] = Field(default_factory=list)
-    comparison: list[Row] = Field(default_factory=list)
-    heat_map: list[Cell] = Field(default_factory=list)
+    comparison: list[MethodRow] = Field(default_factory=list)
+    heat_map: list[HeatMapCell] = Field(default_factory=list)
     fisher: list[FisherScore] = Field(default_factory=list)
     curves: list[Curve] = Field(default_factory=list)
     ranks: list[RankScore] = Field(default_factory=list)
-    costs: list[Cost] = Field(default_factory=list)
+    costs: list[MergeCost] = Field(default_factory=list)
     landscape: Landscape | None = None
     target: str | None = None
     intermediate: list[Intermediate] = Field(default_factory=list)
     subspaces: Subspaces | None = None
 
 
-class StepRecord(_Part):
+class StepRecord(_ResultsPart):
     """Something that was done on the way, or found done."""
 
     name: str
@@ -245,7 +245,7 @@ class StepRecord(_Part):
     seconds: Amount
 
 
-class SuiteResults(_Part):
+class SuiteResults(_ResultsPart):
     """Everything a report needs."""
 
     format: int = 1

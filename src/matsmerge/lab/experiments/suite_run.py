@@ -29,7 +29,7 @@ from matsmerge.lab.experiments.step import Places, Step
 from matsmerge.lab.experiments.step_processes import StepProcesses
 from matsmerge.lab.experiments.store import Record, Store
 from matsmerge.lab.experiments.suite import Suite, make_suite
-from matsmerge.lab.experiments.suite_plan import Plan
+from matsmerge.lab.experiments.suite_plan import SuitePlan
 from matsmerge.lab.experiments.suite_results import RESULTS, STEPS, StepRecord, SuiteResults
 from matsmerge.lab.experiments.suite_setup import local
 from matsmerge.lab.run_logs import RunLog, open_log
@@ -66,7 +66,7 @@ def run_suite(
     here = local(base, data, suite.tasks)
     check_hub(suite, here)
     places = {name: str(p.absolute()) for name, p in (("base", base), ("data", data)) if p}
-    plan, store = Plan(suite, here), Store(folder / STEPS)
+    plan, store = SuitePlan(suite, here), Store(folder / STEPS)
 
     def write_results() -> SuiteResults:
         found = _results(plan, store)
@@ -250,7 +250,7 @@ def _perform(job: _Job) -> Done:
     return found, time.perf_counter() - begin
 
 
-def _results(plan: Plan, store: Store) -> SuiteResults:
+def _results(plan: SuitePlan, store: Store) -> SuiteResults:
     suite, steps = plan.suite, plan.steps
     records = {step.key: store.load(step) for step in steps}
     return SuiteResults(

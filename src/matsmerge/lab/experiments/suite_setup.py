@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matsmerge.errors import DataError
-from matsmerge.lab.experiments.step import Given, Need, Source, TaskInput, digest
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
+from matsmerge.lab.experiments.step import Given, Need, StepSource, TaskInput, digest_tree
 from matsmerge.lab.experiments.steps import (
     Collect,
     Ensemble,
     Make,
     Merge,
     Merging,
-    Score,
+    ScoreModels,
     Scoring,
     Shown,
     Train,
     UnlabelledMerge,
 )
-from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, Variant
-from matsmerge.lab.experiments.suite_results import ENSEMBLE, INDIVIDUAL
-from matsmerge.lab.training.training_options import make_options as training_options
-from matsmerge.statistics.collection_options import make_options as statistics_options
+from matsmerge.lab.experiments.suite_parts import Made, MethodOfSuite, VariantOfSuite
+from matsmerge.lab.training.training_options import make_training_options as training_options
+from matsmerge.statistics.collection_options import make_collection_options as statistics_options
 from matsmerge.tasks.task_file import TaskFile
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Setup:
     taken: tuple[str, str] | None = None  # expectation and split, if not the variant's
 
     @property
-    def variant(self) -> Variant:
+    def variant(self) -> VariantOfSuite:
         return self.suite.variants[self.variant_name]
 
     @property
@@ -99,7 +99,7 @@ class Setup:
     def scoring(self) -> Scoring:
         return Scoring(self.suite.num_validation, self.suite.num_test, self.suite.batch_size)
 
-    def base(self) -> Source:
+    def base(self) -> StepSource:
         base = self.variant.base or self.suite.base
         if self.local.base is not None:
             return self.local.base
@@ -127,11 +127,13 @@ class Setup:
         sources = [named] if isinstance(named, str) else list(named.values())
         sources += [content[key] for key in ("head", "tokenizer") if content.get(key)]
         # The hub's are known by their names.
-        contents = {source: digest(Path(source)) for source in sources if Path(source).exists()}
+        contents = {
+            source: digest_tree(Path(source)) for source in sources if Path(source).exists()
+        }
         return TaskInput(TaskFile.model_validate(content), data, contents)
 
     def _train(
-        self, title: str, base: Source, tasks: list[str], options: Mapping[str, Any]
+        self, title: str, base: StepSource, tasks: list[str], options: Mapping[str, Any]
     ) -> Train:
         return Train(
             name=f"train {self.name} {title}",
@@ -140,14 +142,14 @@ class Setup:
             options=training_options(**{**options, "seed": self.seed}),
         )
 
-    def model(self, task: str) -> Source:
+    def model(self, task: str) -> StepSource:
         """The model that was fine-tuned for a task, or the one that the suite names."""
         named = (self.variant.models or {}).get(task)
         if named is not None:
             return _given(named)
         return self._train(task, self.base(), [task], self.variant.training)
 
-    def models(self, tasks: Iterable[str] | None = None) -> dict[str, Source]:
+    def models(self, tasks: Iterable[str] | None = None) -> dict[str, StepSource]:
         return {task: self.model(task) for task in tasks or self.suite.tasks}
 
     def joint(self) -> Train | None:
@@ -245,10 +247,10 @@ class Setup:
         return self.merge(name, self.methods[name], keep_model=True)
 
     def score(
-        self, row: str, models: Mapping[str, Source], tasks: list[str] | None = None
-    ) -> Score:
+        self, row: str, models: Mapping[str, StepSource], tasks: list[str] | None = None
+    ) -> ScoreModels:
         """Models that were not merged."""
-        return Score(
+        return ScoreModels(
             name=f"test {self.name} {row}",
             row=row,
             models=models,
@@ -268,12 +270,12 @@ class Setup:
             merged=merged,
         )
 
-    def individual(self, tasks: list[str] | None = None) -> Score:
+    def individual(self, tasks: list[str] | None = None) -> ScoreModels:
         """Each task's own model."""
         return self.score(INDIVIDUAL, self.models(tasks), tasks)
 
 
-def _given(name: str) -> Source:
+def _given(name: str) -> StepSource:
     """A local file or folder by its content; anything else is a name on the hub."""
     path = Path(name).expanduser()
     return Given.at(path) if path.exists() else name

@@ -4,19 +4,19 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 
-Place = tuple[float, float]
+Vertex = tuple[float, float]
 _Edge = tuple[int, int, int]  # row, column, and 0 to the right or 1 downwards of that corner
 
 
 def level_lines(
     xs: Sequence[float], ys: Sequence[float], values: Sequence[Sequence[float]], level: float
-) -> list[list[Place]]:
+) -> list[list[Vertex]]:
     """Where values, row by row of `ys`, cross a level; a closed line ends where it begins.
 
     Along the edges of the grid values are taken to be linear. Squares with a corner that is no
     number are left out.
     """
-    places: dict[_Edge, Place] = {}
+    places: dict[_Edge, Vertex] = {}
     beside: dict[_Edge, list[_Edge]] = defaultdict(list)
     for i in range(len(ys) - 1):
         for j in range(len(xs) - 1):

@@ -68,7 +68,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Choice:
+class TableChoice:
     """Tables of which one is seen at a time; the first, unless another is chosen."""
 
     label: str  # of what is chosen
@@ -107,7 +107,7 @@ class Code:
     language: str = "yaml"
 
 
-Block = Paragraph | Heading | Items | Table | Figure | Choice | Code
+Block = Paragraph | Heading | Items | Table | Figure | TableChoice | Code
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Section:
+class ReportSection:
     """A part of a report; without blocks it is left out."""
 
     title: str
@@ -139,12 +139,12 @@ class Report:
 
     title: str
     about: str
-    sections: Sequence[Section]
+    sections: Sequence[ReportSection]
     verdicts: Sequence[Verdict] = ()
     warnings: Sequence[Items] = ()  # what a reader must know before reading on
     made_by: str = ""
     kind: str = "Merge report"
 
     @property
-    def shown(self) -> list[Section]:
+    def shown(self) -> list[ReportSection]:
         return [section for section in self.sections if section.blocks]

@@ -17,13 +17,13 @@ from matsmerge.progress import Callback, Progress, Update
 _SECONDS = 3  # between two looks
 _NUM_NOTES = 12
 
-Make = Callable[[], Report | None]  # what was found so far, if anything was
+MakeReport = Callable[[], Report | None]  # what was found so far, if anything was
 
 
 class LivePage(Progress):
     """A listener that puts what it hears on a page, and tells another one."""
 
-    def __init__(self, title: str, told: Progress, make: Make = lambda: None) -> None:
+    def __init__(self, title: str, told: Progress, make: MakeReport = lambda: None) -> None:
         self._empty = Report(title, "", [], kind="Running")
         self._told = told
         self._make = make
@@ -79,7 +79,7 @@ class LivePage(Progress):
 
 @contextmanager
 def watched(
-    title: str, told: Progress, say: Callable[[str], None], make: Make = lambda: None
+    title: str, told: Progress, say: Callable[[str], None], make: MakeReport = lambda: None
 ) -> Iterator[Progress]:
     """Serve a live page while the block runs, and open it where somebody looks on."""
     page = LivePage(title, told, make)

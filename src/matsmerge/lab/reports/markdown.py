@@ -24,7 +24,7 @@ def _verdict(verdict: doc.Verdict) -> list[str]:
     return [f"**{name}{escape(verdict.headline)}.** {escape(verdict.evidence)}", code]
 
 
-def _section(section: doc.Section) -> list[str]:
+def _section(section: doc.ReportSection) -> list[str]:
     """A section's texts; none if all of it is pictures, nor a heading above nothing."""
     shown = [block.rows for block in section.blocks if isinstance(block, doc.Table)]
     texts: list[str] = []
@@ -52,7 +52,7 @@ def _block(block: doc.Block, shown: list[Rows]) -> str:
                 return ""
             shown.append(block.table.rows)
             return f"{escape(block.caption)}\n\n{_table(block.table)}"
-        case doc.Choice():
+        case doc.TableChoice():
             return escape(block.caption)
         case doc.Code():
             code = f"{escape(block.title)}:\n\n{fenced(block.text, block.language)}"

@@ -8,23 +8,22 @@ from typing import Any
 from matsmerge.checkpoints.fingerprint import fingerprint
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.engine.merge_file import read_merge_file
+from matsmerge.engine.output_folder import MANIFEST
 from matsmerge.errors import CheckpointError, DataError
 from matsmerge.lab.evaluation import metrics as evaluation_metrics
 from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL, Reading, Results
-from matsmerge.lab.evaluation.results_folder import RESULTS, read_results
+from matsmerge.lab.evaluation.results_folder import RESULTS, read_evaluation
 from matsmerge.lab.experiments.suite_results import REFERENCES
 from matsmerge.lab.reports import document as doc
 from matsmerge.lab.reports.headline import loading, verdict
 from matsmerge.lab.reports.numbers import NOTHING, count
 from matsmerge.lab.reports.paired_interval import TaskScore
-from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable
+from matsmerge.lab.reports.scores import ScoreRow, ScoreTable, ShownScore
 from matsmerge.lab.reports.sections import merge_details
 from matsmerge.lab.reports.sections.score_table import score_blocks
 from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.sections.tuning_trials import tuning_trials
-from matsmerge.lab.tuning.trials import read_tuning_report
-
-MERGE, TUNING, MODEL = "merge.json", "tuning.json", "model"
+from matsmerge.lab.tuning.trials import MODEL, REPORT, read_tuning_report
 
 
 def merge_report(
@@ -37,8 +36,8 @@ def merge_report(
 
     `beside` is how the folder is called where the report is read.
     """
-    content = read_merge_file(folder / MERGE)
-    tuning = read_tuning_report(folder / TUNING) if (folder / TUNING).exists() else {}
+    content = read_merge_file(folder / MANIFEST)
+    tuning = read_tuning_report(folder / REPORT) if (folder / REPORT).exists() else {}
     table = _score_table(_read_scores(scores), folder, content) if scores else None
     recipe = content["recipe"]
     method = merge_details.describe_method(recipe)
@@ -62,7 +61,7 @@ def merge_report(
     return doc.Report(
         title,
         f"{', '.join(models)}: each fine-tuned{base}, now one model, merged by {method}.",
-        [doc.Section(title, blocks) for title, blocks in sections.items()],
+        [doc.ReportSection(title, blocks) for title, blocks in sections.items()],
         [_verdict(title, table, content, folder, beside)],
         made_by=f"matsmerge {content.get('versions', {}).get('matsmerge', '')}".strip(),
     )
@@ -71,9 +70,9 @@ def merge_report(
 def _read_scores(folders: Sequence[Path]) -> Results:
     """Of one evaluation or several: of other models on the same tasks, or on other tasks."""
     first, *others = [folder / RESULTS if folder.is_dir() else folder for folder in folders]
-    combined = read_results(first)
+    combined = read_evaluation(first)
     for path in others:
-        found = read_results(path)
+        found = read_evaluation(path)
         is_same = set(found.tasks) == set(combined.tasks)
         combined = _with_rows(combined, found, path) if is_same else combined.beside(found)
     return combined
@@ -95,9 +94,9 @@ def _score_table(results: Results, folder: Path, merge: Mapping[str, Any]) -> Sc
     used = {one.get("fingerprint") for one in merge.get("inputs", ()) if "source" in one}
     own = _fingerprint(folder / MODEL if (folder / MODEL).is_dir() else folder)
 
-    def shown(score: evaluation_metrics.Score | None, reading: Reading) -> Score | None:
+    def shown(score: evaluation_metrics.Score | None, reading: Reading) -> ShownScore | None:
         factor = 100.0 if reading.in_percent else 1.0
-        return Score.of(score.value, score.error, factor) if score else None
+        return ShownScore.of(score.value, score.error, factor) if score else None
 
     rows = []
     for name in results.scores:
@@ -148,9 +147,8 @@ def _verdict(
         solved = sum("solved" in p for p in parameters.values())
         said = f"{count(len(parameters), 'tensor')}"
         said += f", of which {solved:,} by solving a linear system" if solved else ""
-        found = doc.Verdict(
-            title, f"{said}. Not scored yet: `mats evaluate` does that, and --scores adds it here."
-        )
+        said += ". Not scored yet; mats evaluate does that, and mats report --scores adds it."
+        found = doc.Verdict(title, said)
     name = f"{beside or folder.name}{f'/{MODEL}' if (folder / MODEL).is_dir() else ''}"
     return replace(found, code=loading(name, list(merge.get("heads") or {})))
 

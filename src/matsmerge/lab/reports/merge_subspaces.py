@@ -5,10 +5,11 @@ from typing import Any
 
 from matsmerge.checkpoints.source import local_path, open_checkpoint
 from matsmerge.engine.merge_file import read_merge_file
+from matsmerge.engine.output_folder import MANIFEST
 from matsmerge.engine.private_paths import read_paths
 from matsmerge.errors import MatsError
-from matsmerge.lab.reports.merge_report import MERGE, MODEL
-from matsmerge.lab.subspaces.subspace_view import Task, prepare_view
+from matsmerge.lab.subspaces.subspace_view import SubspaceTask, prepare_view
+from matsmerge.lab.tuning.trials import MODEL
 from matsmerge.progress import AnyProgress
 from matsmerge.statistics.statistics_file import open_statistics
 
@@ -25,7 +26,7 @@ def find_subspaces(
     """
     if wanted is False:
         return None
-    has_base = bool(read_merge_file(folder / MERGE)["recipe"].get("base"))
+    has_base = bool(read_merge_file(folder / MANIFEST)["recipe"].get("base"))
     place = folder / MODEL if (folder / MODEL).is_dir() else folder
     paths = read_paths(place)
     files, sources = paths.statistics, paths.models
@@ -37,7 +38,7 @@ def find_subspaces(
         return None
     try:
         tasks = [
-            Task(name, open_statistics(files[name]), open_checkpoint(sources[name]))
+            SubspaceTask(name, open_statistics(files[name]), open_checkpoint(sources[name]))
             for name in names
         ]
         base = open_checkpoint(bases[0]) if bases else None

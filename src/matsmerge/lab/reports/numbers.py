@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from matsmerge.lab.experiments.score_tables import without_noise
 from matsmerge.lab.reports.document import Cell
 
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -11,7 +12,9 @@ NOTHING = "–"
 
 
 def fixed(value: float | None, digits: int = 1) -> str:
-    return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
+    if value is None or not math.isfinite(value):
+        return NOTHING
+    return f"{without_noise(value):.{digits}f}"
 
 
 def percent(share: float | None) -> str:

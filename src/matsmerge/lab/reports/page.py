@@ -55,7 +55,7 @@ def _verdict(verdict: doc.Verdict, is_one: bool) -> str:
     return f'<div class="verdict">{head}<p>{escape(verdict.evidence)}</p>{figure}{code}</div>'
 
 
-def _section(section: doc.Section) -> str:
+def _section(section: doc.ReportSection) -> str:
     blocks = "".join(map(_block, section.blocks))
     return (
         f'<section id="{section.slug}" aria-labelledby="{section.slug}-title">'
@@ -81,7 +81,7 @@ def _block(block: doc.Block) -> str:
             return _folded(block.title, f'<div class="code">{button}{code}</div>', not block.folded)
         case doc.Figure():
             return _figure(block)
-        case doc.Choice():
+        case doc.TableChoice():
             return _choice(block)
 
 
@@ -182,7 +182,7 @@ def _figure(figure: doc.Figure) -> str:
     )
 
 
-def _choice(block: doc.Choice) -> str:
+def _choice(block: doc.TableChoice) -> str:
     options = "".join(f"<option>{escape(table.title)}</option>" for table in block.tables)
     tables = "".join(
         f"<div data-choice{' hidden' if i else ''}>{_table(replace(table, folded=True))}</div>"

@@ -14,7 +14,7 @@ from matsmerge.lab.reports.document import Block, Figure, Table
 from matsmerge.lab.reports.palette import COLOURS, FONT
 from matsmerge.lab.reports.table_drawing import draw_table
 
-SUFFIXES = (".png", ".svg")
+PICTURE_SUFFIXES = (".png", ".svg")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
 _QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync")

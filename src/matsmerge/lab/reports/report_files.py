@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from matsmerge.checkpoints.source import local_path
+from matsmerge.engine.output_folder import MANIFEST
 from matsmerge.errors import DataError
 from matsmerge.files.output_place import check_file
 from matsmerge.files.whole_outputs import put_bytes
 from matsmerge.lab.experiments.suite_results import RESULTS, SuiteResults, read_results
 from matsmerge.lab.reports import picture
-from matsmerge.lab.reports.document import Report, Section
+from matsmerge.lab.reports.document import Report, ReportSection
 from matsmerge.lab.reports.markdown import to_markdown
-from matsmerge.lab.reports.merge_report import MERGE, merge_report
+from matsmerge.lab.reports.merge_report import merge_report
 from matsmerge.lab.reports.merge_subspaces import find_subspaces
 from matsmerge.lab.reports.page import to_page
 from matsmerge.lab.reports.sections.subspace_figures import view_blocks
@@ -31,7 +32,11 @@ class Outputs:
 
     def check(self, *, overwrite: bool) -> None:
         """Refuse what must not or cannot be written, before any work."""
-        kinds = {self.page: (".html",), self.markdown: (".md",), self.picture: picture.SUFFIXES}
+        kinds = {
+            self.page: (".html",),
+            self.markdown: (".md",),
+            self.picture: picture.PICTURE_SUFFIXES,
+        }
         for path, suffixes in kinds.items():
             if path is not None:
                 _check(path, *suffixes, overwrite=overwrite)
@@ -75,8 +80,8 @@ def write_report(
     overwrite: bool = False,
     subspaces: bool | None = None,
     progress: AnyProgress | None = None,
-) -> None:
-    """Write what was asked for about a suite's or a merge's folder.
+) -> Report:
+    """Write what was asked for about a suite's or a merge's folder, and return what it says.
 
     The `subspaces` of a merge's tasks take a while to decompose; None: if it is quick.
     """
@@ -100,6 +105,7 @@ def write_report(
         contents[outputs.picture] = _picture(report, outputs.picture.suffix)
     for path, content in contents.items():
         put_bytes(path, content)
+    return report
 
 
 def suite_so_far(run: Path) -> Report | None:
@@ -121,7 +127,7 @@ def _called(run: Path, report: Path | None) -> str:
 
 def check_figure(target: Path) -> None:
     """Refuse a file that cannot be written or drawn, before any work."""
-    _check(target, ".html", *picture.SUFFIXES, overwrite=True)
+    _check(target, ".html", *picture.PICTURE_SUFFIXES, overwrite=True)
 
 
 def _check(path: Path, *suffixes: str, overwrite: bool) -> None:
@@ -133,7 +139,7 @@ def write_figure(view: SubspaceView, target: Path) -> None:
     """One figure below the other on a page; side by side in a picture."""
     blocks = view_blocks(view)
     if target.suffix == ".html":
-        sections = [Section(title, content) for title, content in blocks.items()]
+        sections = [ReportSection(title, content) for title, content in blocks.items()]
         about = f"{', '.join(view.tasks)}, in {len(view.layers)} layers."
         report = Report("Task parameter subspaces", about, sections, kind="Subspaces")
         put_bytes(target, to_page(report).encode())
@@ -153,7 +159,7 @@ def _suite_results(run: Path) -> SuiteResults | None:
     """None for a merge."""
     if not run.exists():
         raise DataError(f"{run}: no such folder")
-    if (run / MERGE).exists():
+    if (run / MANIFEST).exists():
         return None
     if run.is_file() or (run / RESULTS).exists():
         try:
@@ -166,6 +172,6 @@ def _suite_results(run: Path) -> SuiteResults | None:
                 ) from error
             raise
     raise DataError(
-        f"{run}: is no run: expected {RESULTS} of `mats experiment run`, or {MERGE} of "
+        f"{run}: is no run: expected {RESULTS} of `mats experiment run`, or {MANIFEST} of "
         "`mats merge` or `mats tune`"
     )

@@ -13,21 +13,21 @@ from matsmerge.lab.reports.paired_interval import Interval, Scored, paired_inter
 
 
 @dataclass(frozen=True)
-class Score:
+class ShownScore:
     """A score as reports show it: in percent where usual, with its standard error if known."""
 
     value: float
     error: float | None = None
 
     @classmethod
-    def of(cls, value: float, error: float | None, factor: float) -> "Score | None":
+    def of(cls, value: float, error: float | None, factor: float) -> "ShownScore | None":
         """A score times a factor; None if it is no finite number, as that of a broken model."""
         value, error = factor * value, None if error is None else factor * error
         known = error is not None and math.isfinite(error)
         return cls(value, error if known else None) if math.isfinite(value) else None
 
     @classmethod
-    def over_seeds(cls, shares: Sequence[float], error: float | None = None) -> "Score | None":
+    def over_seeds(cls, shares: Sequence[float], error: float | None = None) -> "ShownScore | None":
         """The mean of shares in percent; of one alone, `error` is that over examples."""
         if not shares:
             return None
@@ -40,8 +40,8 @@ class ScoreRow:
     """A model or, over seeds, a method."""
 
     name: str
-    tasks: Mapping[str, Score]
-    mean: Score | None
+    tasks: Mapping[str, ShownScore]
+    mean: ShownScore | None
     is_reference: bool = False  # no merge
     is_this: bool = False  # the one the report is about
     paper: float | None = None
@@ -104,7 +104,7 @@ class ScoreTable:
 
 
 def score_cells(
-    scores: Sequence[Score | None],
+    scores: Sequence[ShownScore | None],
     are_merges: Sequence[bool],
     digits: int = 1,
     higher_is_better: bool = True,
@@ -129,7 +129,7 @@ def score_cells(
 
 
 def gaps(
-    scores: Sequence[Score | None], own: Score | None, higher_is_better: bool = True
+    scores: Sequence[ShownScore | None], own: ShownScore | None, higher_is_better: bool = True
 ) -> list[float | None]:
     """How much better each score is than that of the task's own model, or than the best."""
     sign = 1 if higher_is_better else -1
@@ -144,7 +144,7 @@ def score_rows(table: ScoreTable, title: str = "") -> Table:
     """Every model's scores, coloured by the distance to the task's own model."""
     rows, own = table.ordered, table.row(table.individual)
     are_merges = [not row.is_reference for row in rows]
-    given: list[tuple[str, list[Score | None], Score | None]] = [
+    given: list[tuple[str, list[ShownScore | None], ShownScore | None]] = [
         (task, [row.tasks.get(task) for row in rows], own.tasks.get(task) if own else None)
         for task in table.tasks
     ]
@@ -197,9 +197,9 @@ def paper_rows(table: ScoreTable) -> Table | None:
     return Table(heads, rows, "The paper's numbers, by task", folded=True) if rows else None
 
 
-def mean_over_tasks(tasks: Mapping[str, Score]) -> Score:
+def mean_over_tasks(tasks: Mapping[str, ShownScore]) -> ShownScore:
     """Over tasks whose errors are independent."""
     errors = [score.error for score in tasks.values()]
     known = [error for error in errors if error is not None]
     error = sum(e * e for e in known) ** 0.5 / len(errors) if len(known) == len(errors) else None
-    return Score(fmean(score.value for score in tasks.values()), error)
+    return ShownScore(fmean(score.value for score in tasks.values()), error)

@@ -5,10 +5,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from matsmerge.lab.experiments.score_tables import grouped
-from matsmerge.lab.experiments.suite_results import STEPS, Row, SuiteResults
+from matsmerge.lab.experiments.suite_results import STEPS, MethodRow, SuiteResults
 from matsmerge.lab.reports import document as doc
 from matsmerge.lab.reports.headline import loading, verdict
-from matsmerge.lab.reports.merge_report import MODEL
 from matsmerge.lab.reports.numbers import choice_text, count, duration, percent
 from matsmerge.lab.reports.paper_numbers import NO_COLUMN, paper_column
 from matsmerge.lab.reports.sections import merge_details
@@ -22,6 +21,7 @@ from matsmerge.lab.reports.sections.rank_curves import rank_curves
 from matsmerge.lab.reports.sections.score_table import suite_scores
 from matsmerge.lab.reports.sections.subspace_figures import overlap_blocks
 from matsmerge.lab.reports.variant import Variant
+from matsmerge.lab.tuning.trials import MODEL
 from matsmerge.problems import shortened
 
 
@@ -62,7 +62,7 @@ def suite_report(results: SuiteResults, run: Path | None = None, beside: str = "
     return doc.Report(
         results.title,
         results.about,
-        [doc.Section(title, blocks) for title, blocks in sections.items()],
+        [doc.ReportSection(title, blocks) for title, blocks in sections.items()],
         [found for v in variants if (found := _verdict(results, v, run, beside))],
         _warnings(results),
         f"matsmerge {results.versions.get('matsmerge', '')}".strip(),
@@ -117,7 +117,7 @@ def _verdict(
     return replace(found, code=loading(place, tasks))
 
 
-def _ranked(variant: Variant) -> list[Row]:
+def _ranked(variant: Variant) -> list[MethodRow]:
     """The merges of the first seed, in the order of the table."""
     order = [row.name for row in variant.table.ordered] if variant.table else []
     return sorted(variant.merges, key=lambda row: order.index(variant.label(row.method)))

@@ -4,18 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from matsmerge.lab.evaluation.results import INDIVIDUAL
 from matsmerge.lab.experiments.score_tables import grouped
-from matsmerge.lab.experiments.suite_results import (
-    INDIVIDUAL,
-    REFERENCES,
-    Row,
-    Scores,
-    VariantResults,
-)
+from matsmerge.lab.experiments.suite_results import REFERENCES, MethodRow, Scores, VariantResults
 from matsmerge.lab.reports.numbers import count
 from matsmerge.lab.reports.paired_interval import TaskScore
 from matsmerge.lab.reports.paper_numbers import NO_COLUMN, PaperColumn
-from matsmerge.lab.reports.scores import Score, ScoreRow, ScoreTable, mean_over_tasks
+from matsmerge.lab.reports.scores import ScoreRow, ScoreTable, ShownScore, mean_over_tasks
 
 
 @dataclass(frozen=True)
@@ -34,12 +29,12 @@ class Variant:
         return f"{self.name}: {label}" if self.is_one_of_several else label
 
     @cached_property
-    def rows(self) -> dict[str, list[Row]]:
+    def rows(self) -> dict[str, list[MethodRow]]:
         """Rows of the comparison by method, in the order of the results."""
         return grouped((row.method, row) for row in self.found.comparison)
 
     @property
-    def merges(self) -> list[Row]:
+    def merges(self) -> list[MethodRow]:
         """The merges of the first seed, the last one first; references are none."""
         methods = [method for method in reversed(self.rows) if method not in REFERENCES]
         return [self.rows[method][0] for method in methods]
@@ -60,13 +55,13 @@ class Variant:
             self.label(INDIVIDUAL),
         )
 
-    def _score_row(self, rows: Sequence[Row], tasks: Sequence[str]) -> ScoreRow:
+    def _score_row(self, rows: Sequence[MethodRow], tasks: Sequence[str]) -> ScoreRow:
         method, scores = rows[0].method, {}
         for task in tasks:
             shares = [row.test.tasks[task] for row in rows if task in row.test.tasks]
-            if score := Score.over_seeds(shares, rows[0].test.errors.get(task)):
+            if score := ShownScore.over_seeds(shares, rows[0].test.errors.get(task)):
                 scores[task] = score
-        over_seeds = Score.over_seeds([row.test.mean for row in rows])
+        over_seeds = ShownScore.over_seeds([row.test.mean for row in rows])
         return ScoreRow(
             self.label(method),
             scores,

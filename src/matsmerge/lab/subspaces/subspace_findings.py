@@ -91,11 +91,11 @@ class LayerView:
     @property
     def mean_overlap(self) -> float:
         """The mean over all pairs of tasks; NaN where there is no pair."""
-        return mean(_pairs(self.overlaps))
+        return defined_mean(_pairs(self.overlaps))
 
     @property
     def mean_at_random(self) -> float:
-        return mean(_pairs(self.at_random))
+        return defined_mean(_pairs(self.at_random))
 
 
 @dataclass(frozen=True)
@@ -110,10 +110,10 @@ class SubspaceView:
 
     def overlap(self, a: int, b: int) -> float:
         """The mean over layers of two tasks' overlap."""
-        return mean(layer.overlaps[a][b] for layer in self.layers)
+        return defined_mean(layer.overlaps[a][b] for layer in self.layers)
 
     def overlap_at_random(self, a: int, b: int) -> float:
-        return mean(layer.at_random[a][b] for layer in self.layers)
+        return defined_mean(layer.at_random[a][b] for layer in self.layers)
 
     def summary(self) -> dict[str, Any]:
         """The means over layers as JSON has them, with null for NaN."""
@@ -136,10 +136,12 @@ class SubspaceView:
     def mean_distance(self, task: int) -> dict[str, float]:
         """The means over weights, by what is measured."""
         found = self.distances(task)
-        return {key: mean(getattr(distance, key) for distance in found) for key in _MEASURES}
+        return {
+            key: defined_mean(getattr(distance, key) for distance in found) for key in _MEASURES
+        }
 
 
-def mean(values: Iterable[float]) -> float:
+def defined_mean(values: Iterable[float]) -> float:
     """The mean of what is defined; NaN where nothing is."""
     defined = [value for value in values if not math.isnan(value)]
     return sum(defined) / len(defined) if defined else math.nan

@@ -8,7 +8,7 @@ from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.engine.merge_file import read_merged_recipe
 from matsmerge.engine.private_paths import read_paths
 from matsmerge.errors import CheckpointError, RecipeError
-from matsmerge.lab.subspaces.subspace_view import Task
+from matsmerge.lab.subspaces.subspace_view import SubspaceTask
 from matsmerge.problems import noted
 from matsmerge.recipes.recipe import short_names
 from matsmerge.statistics.statistics_file import BESIDE, open_statistics
@@ -16,16 +16,16 @@ from matsmerge.statistics.statistics_file import BESIDE, open_statistics
 T = TypeVar("T")
 
 
-def open_tasks(files: Sequence[str]) -> list[Task]:
+def open_tasks(files: Sequence[str]) -> list[SubspaceTask]:
     """Tasks by their statistics alone."""
     names = short_names([file.removesuffix(".safetensors") for file in files])
     opened = _open_all(open_statistics, files)
-    return [Task(name, found) for name, found in zip(names, opened, strict=True)]
+    return [SubspaceTask(name, found) for name, found in zip(names, opened, strict=True)]
 
 
 def open_merge(
     path: str, models: Sequence[str], statistics: Sequence[str], base: str | None
-) -> tuple[Checkpoint, Checkpoint | None, list[Task]]:
+) -> tuple[Checkpoint, Checkpoint | None, list[SubspaceTask]]:
     """A merged model, its base and its tasks; `merge.json` names what is not given."""
     merged = open_checkpoint(path)
     file = None if merged.folder is None else merged.folder / "merge.json"
@@ -49,7 +49,7 @@ def open_merge(
     names = [name for name, _ in named]
     if models or not all(names):
         names = short_names(sources)
-    tasks = [Task(n, s, m) for n, s, m in zip(names, found, opened, strict=True)]
+    tasks = [SubspaceTask(n, s, m) for n, s, m in zip(names, found, opened, strict=True)]
     return merged, bases[0] if bases else None, tasks
 
 

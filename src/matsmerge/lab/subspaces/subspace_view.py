@@ -33,7 +33,7 @@ from matsmerge.linalg.subspaces import (
 from matsmerge.linalg.triangle import triangle_dim
 from matsmerge.problems import noted
 from matsmerge.progress import AnyProgress, Progress, listener
-from matsmerge.statistics.linear_maps import Layout
+from matsmerge.statistics.linear_maps import MapLayout
 from matsmerge.statistics.spectra import spectrum
 from matsmerge.statistics.statistics import MAIN, Map, Statistics, check_belongs
 
@@ -41,7 +41,7 @@ _BLOCK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True)
-class Task:
+class SubspaceTask:
     """A task by its statistics, and the model they were collected from, if it is looked at."""
 
     name: str
@@ -53,7 +53,7 @@ class Task:
 class _Subjects:
     """The tasks, and the merged model and base if there are any."""
 
-    tasks: Sequence[Task]
+    tasks: Sequence[SubspaceTask]
     merged: Checkpoint | None
     base: Checkpoint | None
     base_names: Mapping[str, str]  # weight -> its name in the base
@@ -100,7 +100,7 @@ class PreparedView:
 
 
 def prepare_view(
-    tasks: Sequence[Task],
+    tasks: Sequence[SubspaceTask],
     merged: Checkpoint | None = None,
     base: Checkpoint | None = None,
     *,
@@ -140,7 +140,7 @@ def prepare_view(
     return PreparedView(subjects, size or SubspaceSize(), chosen, dict(skipped))
 
 
-def _check_statistics(tasks: Sequence[Task], *, force: bool) -> None:
+def _check_statistics(tasks: Sequence[SubspaceTask], *, force: bool) -> None:
     problems: list[str] = []
     for task in tasks:
         header, label = task.statistics.header, task.statistics.arrays.label
@@ -155,10 +155,10 @@ def _check_statistics(tasks: Sequence[Task], *, force: bool) -> None:
     StatisticsError.raise_all(problems)
 
 
-def _maps_by_weight(statistics: Statistics) -> dict[tuple[str, Layout, int], Map]:
+def _maps_by_weight(statistics: Statistics) -> dict[tuple[str, MapLayout, int], Map]:
     """The maps by their weight's name in the checkpoint; a tied weight has several, numbered."""
-    maps: dict[tuple[str, Layout, int], Map] = {}
-    num_uses: Counter[tuple[str, Layout]] = Counter()
+    maps: dict[tuple[str, MapLayout, int], Map] = {}
+    num_uses: Counter[tuple[str, MapLayout]] = Counter()
     for m in statistics.header.maps:
         maps[m.weight, m.layout, num_uses[m.weight, m.layout]] = m
         num_uses[m.weight, m.layout] += 1
@@ -224,13 +224,13 @@ def _why_not_comparable(subjects: _Subjects, m: Map, dim: int) -> str | None:
     return None
 
 
-def _grams(tasks: Sequence[Task], maps: Sequence[Map]) -> list[TensorSpec]:
+def _grams(tasks: Sequence[SubspaceTask], maps: Sequence[Map]) -> list[TensorSpec]:
     """What is stored for each task's map: a triangle (packed,), or one per group."""
     pairs = zip(tasks, maps, strict=True)
     return [task.statistics.arrays.specs[f"{MAIN}/inputs/{m.inputs}"] for task, m in pairs]
 
 
-def _num_inputs(shape: tuple[int, ...], layout: Layout) -> int:
+def _num_inputs(shape: tuple[int, ...], layout: MapLayout) -> int:
     if layout == "conv2d":
         return math.prod(shape[1:])
     if len(shape) != 2:
@@ -277,7 +277,9 @@ def _see(subjects: _Subjects, layer: _Layer, size: SubspaceSize, progress: Progr
     )
 
 
-def _distance(subjects: _Subjects, task: Task, m: Map, directions: Directions, k: int) -> Distance:
+def _distance(
+    subjects: _Subjects, task: SubspaceTask, m: Map, directions: Directions, k: int
+) -> Distance:
     assert subjects.merged is not None
     assert task.model is not None
     sources = [(task.model, m.weight), (subjects.merged, m.weight)]
@@ -300,7 +302,7 @@ def _distance(subjects: _Subjects, task: Task, m: Map, directions: Directions, k
 
 
 def _row_blocks(
-    checkpoint: Checkpoint, name: str, layout: Layout
+    checkpoint: Checkpoint, name: str, layout: MapLayout
 ) -> Iterator[Tensor]:  # (some of out, in)
     """A weight as the matrix its inputs are multiplied with: a block of outputs at a time.
 

@@ -13,7 +13,12 @@ from matsmerge.checkpoints.source import local_path
 from matsmerge.errors import DataError
 from matsmerge.lab.training.starting_model import Start, StartingModel
 from matsmerge.lab.training.trainee import TaskExamples, Trainee
-from matsmerge.lab.training.training_data import PreparedTask, Rows, prepare_task, read_files
+from matsmerge.lab.training.training_data import (
+    PreparedTask,
+    TrainingRows,
+    prepare_task,
+    read_files,
+)
 from matsmerge.lab.training.training_options import TrainingOptions
 from matsmerge.problems import noted
 from matsmerge.tasks.task import Encoded, Task, encode_all
@@ -62,7 +67,7 @@ class PreparedTraining:
         }
 
 
-def prepare(
+def prepare_training(
     source: str | Path, tasks: Sequence[str | Path | TaskFile], options: TrainingOptions
 ) -> PreparedTraining:
     """Read and check everything; what is wrong is said before anything is trained."""
@@ -108,7 +113,7 @@ def _check_kinds(tasks: Sequence[PreparedTask]) -> None:
 def _examples(prepared: PreparedTask, task: Task[Any], model: nn.Module) -> TaskExamples:
     file = prepared.file
 
-    def encode(rows: Rows) -> list[Encoded]:
+    def encode(rows: TrainingRows) -> list[Encoded]:
         return encode_all(task, rows.data, file.columns, rows.numbers, wordings=file.wordings)
 
     validation = [] if prepared.validation is None else encode(prepared.validation)

@@ -18,7 +18,7 @@ from matsmerge.files.guarded_files import Content, Count, parse_as, read_json
 from matsmerge.files.output_place import check_folder
 from matsmerge.files.whole_outputs import StagedFolder, put_text, writing
 
-MANIFEST = "training.json"
+TRAINING_MANIFEST = "training.json"
 _RUN = "run.json"
 _STATE = "trainer_state.json"  # what Trainer writes last of a checkpoint
 
@@ -48,7 +48,7 @@ class RunFolder:
         check_folder(
             self.target,
             "training",
-            lambda folder: (folder / MANIFEST).is_file(),
+            lambda folder: (folder / TRAINING_MANIFEST).is_file(),
             inputs=inputs,
             overwrite=self.overwrite,
             resume=self.resume,
@@ -100,7 +100,8 @@ class RunFolder:
 
     def finish(self) -> None:
         """Let the output appear under its name, and leave nothing else."""
-        mode = (self.output / MANIFEST).stat().st_mode  # safetensors' files are the owner's only
+        # Files that safetensors writes can be read by their owner alone.
+        mode = (self.output / TRAINING_MANIFEST).stat().st_mode
         for path in self.output.rglob("*"):
             if path.is_file():
                 path.chmod(mode)

@@ -19,7 +19,7 @@ from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.files.guarded_files import Content, read_json_as
 from matsmerge.lab.training.fresh_heads import JointModel, load_classifier
 from matsmerge.lab.training.new_adapters import put_earlier_adapter, put_new_adapter
-from matsmerge.lab.training.run_folder import MANIFEST
+from matsmerge.lab.training.run_folder import TRAINING_MANIFEST
 from matsmerge.lab.training.trained_model import write_as_stored, write_joint, write_model
 from matsmerge.lab.training.training_data import PreparedTask
 from matsmerge.lab.training.training_options import (
@@ -185,7 +185,7 @@ class StartingModel:
     def _has_classes(self, names: list[str] | None) -> bool:
         """Is the head that an adapter brings for these classes?"""
         try:
-            content = read_json_as(self.origin.folders[0] / MANIFEST, _Trained, DataError)
+            content = read_json_as(self.origin.folders[0] / TRAINING_MANIFEST, _Trained, DataError)
         except DataError:
             return False
         return bool(content.tasks) and content.tasks[0].labels == names

@@ -52,7 +52,7 @@ class TaskExamples:
 
 
 @dataclass(frozen=True)
-class Shown:
+class TrainingExample:
     """An example to train on, and the number of its task."""
 
     task: int
@@ -60,13 +60,13 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class ShownBatch:
+class TrainingBatch:
     """Examples drawn together: a batch for each head that they need."""
 
     parts: list[tuple[int, Batch]]  # with the number of the task whose model and head it takes
-    shown: list[Shown]  # in the order of the parts' examples
+    shown: list[TrainingExample]  # in the order of the parts' examples
 
-    def to(self, device: Any) -> "ShownBatch":
+    def to(self, device: Any) -> "TrainingBatch":
         return replace(self, parts=[(task, batch.to(device)) for task, batch in self.parts])
 
 
@@ -84,12 +84,14 @@ class Trainee:
         kinds = {kind.kind for kind in self._trained}
         self._together = len(kinds) == 1 and all(t.model is tasks[0].model for t in tasks)
         self.shown = [
-            Shown(i, t.task.trained_example(e)) for i, t in enumerate(tasks) for e in t.train
+            TrainingExample(i, t.task.trained_example(e))
+            for i, t in enumerate(tasks)
+            for e in t.train
         ]
 
-    def collate(self, shown: Sequence[Shown]) -> dict[str, ShownBatch]:
+    def collate(self, shown: Sequence[TrainingExample]) -> dict[str, TrainingBatch]:
         """A batch of examples, under one key because Trainer expects a mapping."""
-        groups: dict[int, list[Shown]] = {}
+        groups: dict[int, list[TrainingExample]] = {}
         for one in shown:
             groups.setdefault(0 if self._together else one.task, []).append(one)
         ordered = sorted(groups.items())
@@ -97,9 +99,9 @@ class Trainee:
             (task, self._trained[task].collate([one.example for one in group]))
             for task, group in ordered
         ]
-        return {"batch": ShownBatch(parts, [one for _, group in ordered for one in group])}
+        return {"batch": TrainingBatch(parts, [one for _, group in ordered for one in group])}
 
-    def losses(self, batch: ShownBatch, reduction: Reduction) -> Tensor:
+    def losses(self, batch: TrainingBatch, reduction: Reduction) -> Tensor:
         """Negative log-likelihoods of the examples, in the order of the parts."""
         return torch.cat(
             [

@@ -8,7 +8,7 @@ from typing import Any
 
 from matsmerge.checkpoints.public_names import public_name
 from matsmerge.checkpoints.source import local_path
-from matsmerge.data.row_problems import describe
+from matsmerge.data.row_problems import describe_value
 from matsmerge.data.rows import Data, fingerprint_rows
 from matsmerge.errors import DataError, RecipeError, closest
 from matsmerge.lab.training.training_options import TrainingOptions
@@ -22,7 +22,7 @@ TRAIN, VALIDATION = "train", "validation"
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """The rows of a split that are used."""
 
     data: Data
@@ -44,8 +44,8 @@ class PreparedTask:
     file: TaskFile
     kind: TaskKind
     classes: list[str] | None
-    train: Rows
-    validation: Rows | None
+    train: TrainingRows
+    validation: TrainingRows | None
 
     @property
     def name(self) -> str:
@@ -131,11 +131,11 @@ _ADVICE = (
 )
 
 
-def _choose(data: Data, most: int | None, seed: int) -> Rows:
+def _choose(data: Data, most: int | None, seed: int) -> TrainingRows:
     """At most so many rows, drawn at random."""
     if most is None or len(data) <= most:
-        return Rows(data, list(range(len(data))))
-    return Rows(data, sorted(random.Random(seed).sample(range(len(data)), most)))
+        return TrainingRows(data, list(range(len(data))))
+    return TrainingRows(data, sorted(random.Random(seed).sample(range(len(data)), most)))
 
 
 def class_names(task_file: TaskFile, kind: TaskKind, data: Data) -> list[str]:
@@ -184,7 +184,7 @@ def _labels(task_file: TaskFile, kind: TaskKind, data: Data) -> Iterator[int | s
             if not isinstance(plain, (int, str)):
                 raise DataError(
                     f"{data.name}: row {number + 1}: '{column}': expected a label, a number or a "
-                    f"name, found {describe(plain)}"
+                    f"name, found {describe_value(plain)}"
                 )
             if plain != IGNORED:
                 yield int(plain) if isinstance(plain, bool) else plain

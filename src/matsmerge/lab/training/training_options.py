@@ -171,7 +171,7 @@ def _adapter_kinds() -> "dict[str, AdapterKind]":
     return ADAPTER_KINDS
 
 
-def make_options(**given: Any) -> TrainingOptions:
+def make_training_options(**given: Any) -> TrainingOptions:
     """Check options; everything that is wrong with them is one error."""
     try:
         return TrainingOptions.model_validate(given)

@@ -13,10 +13,10 @@ import torch
 from matsmerge.checkpoints.checkpoint import first_line
 from matsmerge.checkpoints.companions import copy_processor
 from matsmerge.errors import DataError, ResourceError, machine_gave_out
-from matsmerge.lab.training.prepared_training import PreparedTraining, prepare
-from matsmerge.lab.training.run_folder import MANIFEST, RunFolder, move_state
+from matsmerge.lab.training.prepared_training import PreparedTraining, prepare_training
+from matsmerge.lab.training.run_folder import TRAINING_MANIFEST, RunFolder, move_state
 from matsmerge.lab.training.trainer import load_weights, make_trainer, scores_of, should_stop
-from matsmerge.lab.training.training_options import FULL, make_options
+from matsmerge.lab.training.training_options import FULL, make_training_options
 from matsmerge.models.pretrained import quiet
 from matsmerge.notebook_table import notebook_table
 from matsmerge.progress import AnyProgress, Progress, listener
@@ -59,12 +59,12 @@ def train(
     **options: Any,
 ) -> Trained:
     """Fine-tune a model on one task, or on several jointly; options as in `TrainingOptions`."""
-    chosen = make_options(**options)
+    chosen = make_training_options(**options)
     several = [tasks] if isinstance(tasks, (str, Path, TaskFile)) else tasks
     folder = RunFolder(Path(out), resume=resume, overwrite=overwrite)
     check_device(device)
     folder.check()
-    return run(prepare(model, several, chosen), folder, device, progress)
+    return run_training(prepare_training(model, several, chosen), folder, device, progress)
 
 
 def check_device(device: str | None) -> None:
@@ -81,7 +81,7 @@ def check_device(device: str | None) -> None:
         raise DataError("training runs in one process; start it without torchrun")
 
 
-def run(
+def run_training(
     prepared: PreparedTraining,
     folder: RunFolder,
     device: str | None = None,
@@ -98,7 +98,7 @@ def run(
             prepared.start.write(folder.output)
             copy_processor(prepared.processor_folders, folder.output)
             manifest = _manifest(prepared, state)
-            (folder.output / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+            (folder.output / TRAINING_MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
             folder.finish()
     finally:
         folder.close()

@@ -12,8 +12,8 @@ from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.lab.evaluation.harness import Harness, reading_of
 from matsmerge.lab.evaluation.metrics import Score
 from matsmerge.lab.evaluation.results import Reading
-from matsmerge.lab.evaluation.task_evaluation import Settings
-from matsmerge.lab.tuning.tuning_file import Options
+from matsmerge.lab.evaluation.task_evaluation import EvaluationSettings
+from matsmerge.lab.tuning.tuning_file import TuningOptions
 from matsmerge.models.model_folder import open_model
 
 
@@ -27,7 +27,7 @@ class HarnessTasks:
 
     asked: Sequence[str]
     split: str = "validation"
-    settings: Settings = field(default_factory=Settings)
+    settings: EvaluationSettings = field(default_factory=EvaluationSettings)
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process loads the tasks itself.
@@ -82,7 +82,7 @@ class HarnessTasks:
         return {name: _pick(name, metric, found[name]) for name, metric in self.metrics.items()}
 
 
-def harness_of(options: Options) -> HarnessTasks | None:
+def harness_of(options: TuningOptions) -> HarnessTasks | None:
     """The tasks of the harness that a search is to choose by."""
     if not options.lm_eval:
         return None
@@ -90,7 +90,7 @@ def harness_of(options: Options) -> HarnessTasks | None:
         raise DataError(
             "tasks of lm-evaluation-harness are scored by their labels; leave out --unlabelled"
         )
-    settings = Settings(num_examples=options.num_examples, batch_size=options.batch_size)
+    settings = EvaluationSettings(num_examples=options.num_examples, batch_size=options.batch_size)
     return HarnessTasks(options.lm_eval, options.split, settings)
 
 

@@ -18,13 +18,13 @@ from matsmerge.engine.executor import Executor, Piece, SerialExecutor
 from matsmerge.engine.local_executor import LocalExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
 from matsmerge.engine.output_folder import MANIFEST, is_merge
-from matsmerge.engine.prepared_merge import PreparedMerge, prepare
+from matsmerge.engine.prepared_merge import PreparedMerge, prepare_merge
 from matsmerge.errors import NonFiniteError, RecipeError
 from matsmerge.files.output_place import check_folder
 from matsmerge.files.whole_outputs import StagedFolder, remove
 from matsmerge.lab.run_logs import open_log
 from matsmerge.lab.tuning.harness_score import HarnessTasks, harness_of
-from matsmerge.lab.tuning.search_inputs import check_overlap, identify, places_of
+from matsmerge.lab.tuning.search_inputs import check_overlap, identify_search, places_of
 from matsmerge.lab.tuning.search_space import ITERATIONS, Range, SearchSpace
 from matsmerge.lab.tuning.teacher_score import DIVERGENCE, TeacherScorer, find_teachers
 from matsmerge.lab.tuning.trial_score import (
@@ -34,8 +34,18 @@ from matsmerge.lab.tuning.trial_score import (
     check_together,
     read_validation_tasks,
 )
-from matsmerge.lab.tuning.trials import Journal, Trial, best, choice_key, trial_table
-from matsmerge.lab.tuning.tuning_file import Options, read_tuning_file
+from matsmerge.lab.tuning.trials import (
+    JOURNAL,
+    MODEL,
+    RECIPE,
+    REPORT,
+    Journal,
+    Trial,
+    best,
+    choice_key,
+    trial_table,
+)
+from matsmerge.lab.tuning.tuning_file import TuningOptions, read_tuning_file
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.notebook_table import notebook_table
 from matsmerge.optional_import import import_optional
@@ -45,7 +55,6 @@ from matsmerge.recipes.recipe import Recipe, make_recipe
 from matsmerge.tasks.task_file import TaskFile
 from matsmerge.version import __version__
 
-JOURNAL, RECIPE, MODEL, REPORT = "trials.jsonl", "recipe.yaml", "model", "tuning.json"
 _KEPT = "model.key"  # which trial the model is of
 _Numbered = tuple[int, list[dict[str, Any]]]  # a merge, and what is to be scored of it
 ANSWERS = "answers"  # of the tasks' own models, while the search goes on
@@ -81,7 +90,7 @@ def tune(
     recipe: SearchSpace | Recipe | str | Path,
     tasks: Sequence[str | Path | TaskFile] = (),
     out: str | Path = "tuned",
-    options: Options | None = None,
+    options: TuningOptions | None = None,
     *,
     search: Mapping[str, Any] | None = None,
     executor: Executor | None = None,
@@ -113,21 +122,21 @@ def tune(
         recipe = SearchSpace.parse(plain, search or {})
     elif search:
         raise RecipeError("a search space says what to try itself; leave out search=")
-    space, options = recipe, _with(options or Options(), given)
+    space, options = recipe, _with(options or TuningOptions(), given)
     is_grid = options.strategy == "grid"
     space.check(with_ranges=not is_grid)
     metric = DIVERGENCE if options.unlabelled else None
     validation = read_validation_tasks(tasks, options.split, metric)
     harness = harness_of(options)
     check_together(validation, harness, metric)
-    prepared = [prepare(space.fill(choice)) for choice in _representatives(space)]
+    prepared = [prepare_merge(space.fill(choice)) for choice in _representatives(space)]
     check_overlap(prepared, validation, options)
     target = local_path(out).absolute()
     used = places_of(prepared, validation)
     # A folder of ours has the manifest of the model that was chosen.
     check = partial(check_folder, target, "search", is_merge, inputs=used, overwrite=overwrite)
     check(resume=resume)
-    identity = identify(space, prepared, validation, options, harness)
+    identity = identify_search(space, prepared, validation, options, harness)
     own = {str(entry.name): entry.model for entry in prepared[0].recipe.models}
     teachers = find_teachers(validation, own) if options.unlabelled else {}
     num_merges = space.num_choices if is_grid else options.num_trials
@@ -175,13 +184,13 @@ def tune(
     return Tuned(chosen, running.trials, target, scorer.metrics, scorer.in_percent, remarks)
 
 
-def _with(options: Options, given: Mapping[str, Any]) -> Options:
+def _with(options: TuningOptions, given: Mapping[str, Any]) -> TuningOptions:
     """Options of which some are others."""
     set_before = options.model_dump(exclude_unset=True)
     try:
-        return Options.model_validate({**set_before, **given})
+        return TuningOptions.model_validate({**set_before, **given})
     except ValidationError as error:
-        raise RecipeError(problems_of(error, Options)) from error
+        raise RecipeError(problems_of(error, TuningOptions)) from error
 
 
 @dataclass(frozen=True)
@@ -217,7 +226,7 @@ class _Attempts:
 
     def merge(self, choice: dict[str, Any], out: Path) -> None:
         recipe = self.space.fill(choice)
-        merge_to_folder(prepare(recipe), out, RunOptions(self.executor, overwrite=True))
+        merge_to_folder(prepare_merge(recipe), out, RunOptions(self.executor, overwrite=True))
 
     def _score(self, choice: dict[str, Any], model: Path) -> Trial:
         try:
@@ -255,7 +264,7 @@ class _Search:
     def best(self) -> Trial:
         return best(self.trials, lowest=self.scorer.lower_is_better)
 
-    def draw(self, options: Options) -> Iterator[dict[str, Any]]:
+    def draw(self, options: TuningOptions) -> Iterator[dict[str, Any]]:
         """Choices by optuna, each after the one before has been scored."""
         optuna = import_optional("optuna")
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -320,7 +329,7 @@ class _Search:
         model.rename(self.folder / MODEL)
         (self.folder / _KEPT).write_text(trial.key)
 
-    def write(self, chosen: Trial, options: Options) -> None:
+    def write(self, chosen: Trial, options: TuningOptions) -> None:
         """The chosen recipe, its model as it was scored, and all trials; nothing else."""
         recipe, kept = self.space.fill(chosen.choice), self.folder / _KEPT
         if not kept.is_file() or kept.read_bytes() != chosen.key.encode():
@@ -355,7 +364,7 @@ def _trial_bytes(prepared: PreparedMerge) -> int:
 
 def _scorer(
     validation: Sequence[ValidationTask],
-    options: Options,
+    options: TuningOptions,
     teachers: Mapping[str, str],
     answers: Path,
     harness: HarnessTasks | None,

@@ -11,12 +11,12 @@ from matsmerge.errors import StatisticsError
 from matsmerge.lab.tuning.harness_score import HarnessTasks
 from matsmerge.lab.tuning.search_space import SearchSpace
 from matsmerge.lab.tuning.trial_score import ValidationTask, overlaps
-from matsmerge.lab.tuning.tuning_file import Options
+from matsmerge.lab.tuning.tuning_file import TuningOptions
 from matsmerge.version import __version__
 
 
 def check_overlap(
-    prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask], options: Options
+    prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask], options: TuningOptions
 ) -> None:
     """Refuse statistics and data of the very split that is tuned on, unless that is allowed."""
     if options.allow_overlap:
@@ -50,11 +50,11 @@ def places_of(
     return {label: place for label, place in places.items() if place is not None}
 
 
-def identify(
+def identify_search(
     space: SearchSpace,
     prepared: Sequence[PreparedMerge],
     validation: Sequence[ValidationTask],
-    options: Options,
+    options: TuningOptions,
     harness: HarnessTasks | None,
 ) -> str:
     """A digest of all that must be the same for a search to be continued."""

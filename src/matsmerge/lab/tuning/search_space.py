@@ -26,11 +26,11 @@ class Range(NamedTuple):
     high: float
 
 
-Values = Sequence[Any] | Range
+TriedValues = Sequence[Any] | Range
 Choice = Mapping[str, Any]  # a value for every place
 
 
-def parse_values(key: str, given: Any) -> Values:
+def parse_values(key: str, given: Any) -> TriedValues:
     """`0:1:0.1` (both ends included), `0.2:0.8` (anything between), `a,b,c`, or a list."""
     if isinstance(given, list):
         if not given:
@@ -88,7 +88,7 @@ class SearchSpace:
     """
 
     recipe: Mapping[str, Any]  # as plain data
-    values: Mapping[str, Values]
+    values: Mapping[str, TriedValues]
 
     @classmethod
     def parse(cls, recipe: Mapping[str, Any], search: Mapping[str, Any]) -> "SearchSpace":
@@ -102,7 +102,7 @@ class SearchSpace:
         return list(found)
 
     @property
-    def others(self) -> dict[str, Values]:
+    def others(self) -> dict[str, TriedValues]:
         """The places that need a merge for every value."""
         return {key: v for key, v in self.values.items() if key != ITERATIONS}
 
@@ -182,7 +182,7 @@ class SearchSpace:
                 self.fill(choice)
                 self.fill(self.scored(choice)[0])
             except RecipeError as error:
-                problems += [f"with {describe(choice)}: {p}" for p in error.problems]
+                problems += [f"with {describe_choice(choice)}: {p}" for p in error.problems]
         if problems:
             raise RecipeError(problems[:10])
         ranges = [key for key, v in self.others.items() if isinstance(v, Range)]
@@ -193,7 +193,7 @@ class SearchSpace:
             )
 
 
-def describe(choice: Choice) -> str:
+def describe_choice(choice: Choice) -> str:
     """A choice in a line."""
     parts = (
         f"{key}={value if isinstance(value, (str, int, float)) else json.dumps(value)}"

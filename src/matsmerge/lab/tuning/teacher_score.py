@@ -20,7 +20,7 @@ from torch import Tensor
 
 from matsmerge.errors import DataError, NonFiniteError
 from matsmerge.lab.evaluation.metrics import Score, mean
-from matsmerge.lab.evaluation.task_evaluation import Settings, device_of
+from matsmerge.lab.evaluation.task_evaluation import EvaluationSettings, device_of
 from matsmerge.lab.tuning.trial_score import Scorer, ValidationTask
 from matsmerge.tasks.batch_order import make_batches
 from matsmerge.tasks.loaded_model import LoadedModel
@@ -103,7 +103,7 @@ class TeacherScorer(Scorer):
             wordings=described.wordings,
         )
         lengths = [example.length for example in examples]
-        for indices in make_batches(lengths, self.batch_size, Settings.max_tokens):
+        for indices in make_batches(lengths, self.batch_size, EvaluationSettings.max_tokens):
             batch = doing.collate([examples[i] for i in indices]).to(device_of(loaded.model))
             with torch.no_grad():
                 said = doing.predict(loaded.model, batch)

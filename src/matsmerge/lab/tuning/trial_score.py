@@ -10,7 +10,7 @@ from matsmerge.data.rows import Data, fingerprint_rows
 from matsmerge.errors import DataError
 from matsmerge.lab.evaluation.metrics import Score, choose_metrics
 from matsmerge.lab.evaluation.results import Reading
-from matsmerge.lab.evaluation.task_evaluation import evaluate, resolve_head
+from matsmerge.lab.evaluation.task_evaluation import evaluate_task, resolve_head
 from matsmerge.lab.tuning.harness_score import HarnessTasks
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.problems import noted
@@ -105,7 +105,7 @@ class LabelScorer(Scorer):
         return next(iter(readings(self.tasks, self.harness).values()))
 
     def measure(self, loaded: LoadedModel, task: ValidationTask) -> Score:
-        outcome = evaluate(
+        outcome = evaluate_task(
             loaded,
             task.data,
             task.described,

@@ -11,10 +11,12 @@ from pydantic import BeforeValidator, Field, PlainSerializer, computed_field, mo
 from matsmerge.errors import AnotherRunError, DataError, NonFiniteError, OutputError
 from matsmerge.files.guarded_files import Content, parse_as, read_json
 from matsmerge.files.journal_file import JournalFile, line_of, read_journal_lines
-from matsmerge.lab.tuning.search_space import describe
+from matsmerge.lab.tuning.search_space import describe_choice
 
+# What the folder of a search holds.
+JOURNAL, RECIPE, MODEL, REPORT = "trials.jsonl", "recipe.yaml", "model", "tuning.json"
 # What is not a number is null in files.
-Score = Annotated[
+TrialScore = Annotated[
     float,
     Field(allow_inf_nan=True),
     BeforeValidator(lambda value: math.nan if value is None else value),
@@ -26,8 +28,8 @@ class Trial(Content):
     """A choice, and how the merge it gives scores; or why it gives none."""
 
     choice: dict[str, Any]  # with the number of iterations, if it is one of the places
-    scores: dict[str, Score] = Field(default_factory=dict)  # of each task, its first metric
-    errors: dict[str, Score] = Field(default_factory=dict)  # standard errors
+    scores: dict[str, TrialScore] = Field(default_factory=dict)  # of each task, its first metric
+    errors: dict[str, TrialScore] = Field(default_factory=dict)  # standard errors
     failure: str | None = None
 
     @property
@@ -36,7 +38,7 @@ class Trial(Content):
 
     @computed_field  # type: ignore[prop-decorator]
     @property
-    def score(self) -> Score:
+    def score(self) -> TrialScore:
         """The mean over tasks; NaN of a merge that failed."""
         return sum(self.scores.values()) / len(self.scores) if self.scores else math.nan
 
@@ -82,7 +84,7 @@ def trial_table(trials: Iterable[Trial]) -> tuple[list[str], list[list[Any]]]:
     tasks = list(dict.fromkeys(task for trial in trials for task in trial.scores))
     rows = [
         [
-            describe(trial.choice),
+            describe_choice(trial.choice),
             *(trial.scores.get(task, math.nan) for task in tasks),
             trial.score,
         ]

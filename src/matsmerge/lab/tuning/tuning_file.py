@@ -27,7 +27,7 @@ class Search(BaseModel):
     unlabelled: bool = False  # score by the distance to each task's own model
 
 
-class Options(Search):
+class TuningOptions(Search):
     """All options of a search."""
 
     batch_size: int = 32
@@ -54,10 +54,10 @@ class TuningFile(Search):
             recipe = make_recipe(self.recipe)
         return recipe.model_dump(mode="json", exclude_defaults=True)
 
-    def options(self, **more: Any) -> Options:
+    def options(self, **more: Any) -> TuningOptions:
         """The options of the search, with those that a file does not set."""
         known = {*Search.model_fields, "lm_eval"}
-        return Options(**{**self.model_dump(include=known), **more})
+        return TuningOptions(**{**self.model_dump(include=known), **more})
 
 
 def read_tuning_file(path: Path, **given: Any) -> TuningFile:

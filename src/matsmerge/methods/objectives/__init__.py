@@ -4,16 +4,16 @@ from collections.abc import Mapping
 
 from matsmerge.methods.objectives.fisher import BlockFisher, Fisher
 from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
-from matsmerge.methods.objectives.gram import Gram
-from matsmerge.methods.objectives.identity import Identity
+from matsmerge.methods.objectives.gram import GramObjective
+from matsmerge.methods.objectives.identity import IdentityObjective
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.objectives.objective import Objective
-from matsmerge.methods.options import table
+from matsmerge.methods.options import by_name
 
-OBJECTIVES: Mapping[str, type[Objective]] = table(
-    Identity,
+OBJECTIVES: Mapping[str, type[Objective]] = by_name(
+    IdentityObjective,
     Fisher,
-    Gram,
+    GramObjective,
     Kfac,
     BlockFisher,
     ActMat,

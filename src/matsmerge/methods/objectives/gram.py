@@ -10,8 +10,15 @@ from torch import Tensor
 
 from matsmerge.errors import StatisticsError
 from matsmerge.linalg.kronecker_sums import hold
-from matsmerge.linalg.operators import Diagonal, Operator, Paired, Sum, TruncatedProduct, trace_of
-from matsmerge.linalg.operators import Gram as GramOperator
+from matsmerge.linalg.operators import (
+    Diagonal,
+    Gram,
+    Operator,
+    Paired,
+    Sum,
+    TruncatedProduct,
+    trace_of,
+)
 from matsmerge.linalg.system import System
 from matsmerge.linalg.truncated import Truncated, isotropic
 from matsmerge.methods.objectives.fisher import check_everyone_has, check_shapes
@@ -19,7 +26,7 @@ from matsmerge.methods.objectives.objective import Evidence, Found, Objective, P
 from matsmerge.statistics.statistics import MAIN, Map
 
 
-class Gram(Objective):
+class GramObjective(Objective):
     """C_m(X) = X G_m, G_m = mean of z zᵀ over input rows z: match the layer's outputs.
 
     The paper, in its layout (in, out): G_m = 1/N Z_mᵀ Z_m, sum_m G_m W = sum_m G_m W_m. RegMean
@@ -68,7 +75,7 @@ class Gram(Objective):
         check_everyone_has(str(self.statistic), subject, [bool(m) for m in maps])
         if not all(maps):
             return None
-        return find_maps(subject, maps, bias=self.bias)
+        return found_in_maps(subject, maps, bias=self.bias)
 
     def _is_covered(self, m: Map) -> bool:
         wanted = {"embedding": self.embeddings, "norm": self.norms}
@@ -101,8 +108,8 @@ class Gram(Objective):
             both = both / trace
         if found.view.seen == "embedding":
             return Diagonal(total)
-        operator = GramOperator(total)
-        return Paired(operator, GramOperator(with_corner(both, total))) if are_paired else operator
+        operator = Gram(total)
+        return Paired(operator, Gram(with_corner(both, total))) if are_paired else operator
 
     def _truncated_operator(
         self, found: Found, moments: Sequence[Truncated], shares: Sequence[float]
@@ -154,7 +161,7 @@ def with_corner(pairs: Tensor, moment: Tensor) -> Tensor:  # (..., 2 d, 2 d) and
     return pairs
 
 
-def find_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) -> Found:
+def found_in_maps(subject: Subject, maps: Sequence[Sequence[Map]], *, bias: bool) -> Found:
     """What linear maps, at least one of each model, say of a weight."""
     layouts = {m.layout for own in maps for m in own}
     if len(layouts) > 1:

@@ -2,12 +2,11 @@
 
 import math
 
-from matsmerge.linalg.operators import Identity as IdentityOperator
-from matsmerge.linalg.operators import Operator
+from matsmerge.linalg.operators import Identity, Operator
 from matsmerge.methods.objectives.objective import Found, Objective, Part, Subject, View
 
 
-class Identity(Objective):
+class IdentityObjective(Objective):
     """C_m = 1: its solution is the average."""
 
     name = "identity"
@@ -18,4 +17,4 @@ class Identity(Objective):
         return Found(view, 1, math.prod(subject.shape))
 
     def operator(self, found: Found, part: Part) -> Operator:  # noqa: ARG002
-        return IdentityOperator()
+        return Identity()

@@ -12,12 +12,12 @@ from torch import Tensor
 from matsmerge.linalg.operators import Kronecker, Operator, Paired, Sum, TruncatedProduct
 from matsmerge.linalg.rounding import to_unit_size, without_rounding
 from matsmerge.linalg.truncated import Factor, Truncated
-from matsmerge.methods.objectives.gram import Gram, ridge_of, with_corner
+from matsmerge.methods.objectives.gram import GramObjective, ridge_of, with_corner
 from matsmerge.methods.objectives.objective import Found, Part, Subject
 from matsmerge.statistics.statistics import MAIN, Map, Statistics
 
 
-class Kfac(Gram):
+class Kfac(GramObjective):
     """C_m(X) = O_m X G_m, G_m second moment of inputs, O_m of gradients at outputs.
 
     The paper's block-diagonal Fisher merging, in its layout (in, out): G_m W O_m. K-FAC (Martens &
@@ -57,8 +57,10 @@ class Kfac(Gram):
         return super()._is_covered(m) and (m.outputs or m.layout == "norm")
 
     @property
-    def for_features(self) -> Gram:
-        return Gram(**{option: getattr(self, option) for option in Gram.model_fields})
+    def for_features(self) -> GramObjective:
+        return GramObjective(
+            **{option: getattr(self, option) for option in GramObjective.model_fields}
+        )
 
     def operator(self, found: Found, part: Part) -> Operator:
         assert part.evidence is not None

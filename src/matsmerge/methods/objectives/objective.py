@@ -18,14 +18,14 @@ from matsmerge.linalg.system import System
 from matsmerge.methods.options import Options
 from matsmerge.statistics.statistics import MAIN, Map, Statistics
 
-Seen = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding", "norm", "scale"]
+SeenAs = Literal["as it is", "vector", "linear", "conv1d", "conv2d", "embedding", "norm", "scale"]
 
 
 @dataclass(frozen=True)
 class View:
     """A parameter seen as the matrix (out, in) of a linear map, or (groups, out, in)."""
 
-    seen: Seen
+    seen: SeenAs
     num_groups: int = 1
 
     def matrix(self, values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from matsmerge.statistics.kinds.paired_moments import PAIRS
 from matsmerge.statistics.kinds.statistic import Statistic
 
 
-def table(*kinds: Statistic[Any]) -> dict[str, Statistic[Any]]:
+def kinds_by_name(*kinds: Statistic[Any]) -> dict[str, Statistic[Any]]:
     """Kinds by name. Two with an array of the same name would overwrite each other's in files."""
     uses = Counter(array for kind in kinds for array in kind.arrays)
     twice = [array for array, num in uses.items() if num > 1]
@@ -20,7 +20,7 @@ def table(*kinds: Statistic[Any]) -> dict[str, Statistic[Any]]:
     return {kind.name: kind for kind in kinds}
 
 
-KINDS = table(
+KINDS = kinds_by_name(
     GRAM,
     KFAC,
     FISHER,

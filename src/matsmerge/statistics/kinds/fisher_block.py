@@ -14,9 +14,9 @@ from matsmerge.statistics.kinds.moment_sum import MomentSum
 from matsmerge.statistics.kinds.statistic import (
     Arrays,
     GradientStatistic,
+    RunningSum,
     Storage,
-    Stored,
-    Sum,
+    StoredTensor,
     check_parts,
 )
 from matsmerge.statistics.parameters import Owned
@@ -24,7 +24,7 @@ from matsmerge.statistics.parameters import Owned
 _NOT_A_VECTOR = "not a vector"
 
 
-class BlockSum(Sum):
+class BlockSum(RunningSum):
     """Sum of ggᵀ over gradients, kept as the gradients themselves while they take less room."""
 
     def __init__(self, dim: int, dtype: torch.dtype) -> None:
@@ -70,7 +70,7 @@ class BlockSum(Sum):
             self._moment = MomentSum(UpperSum(torch.zeros(self._dim, self._dim, dtype=self._dtype)))
             self._moment.load(parts)
 
-    def sums(self) -> list[Stored]:
+    def sums(self) -> list[StoredTensor]:
         return [(torch.cat(self._rows), "rows")] if self._moment is None else self._moment.sums()
 
     def comparable(self) -> Tensor:
@@ -90,7 +90,7 @@ class FisherBlock(GradientStatistic):
     def new(self, target: Owned, storage: Storage) -> BlockSum:
         return BlockSum(target.parameter.numel(), storage.dtype)
 
-    def add_up(self, sums: Sequence[Stored]) -> Stored:
+    def add_up(self, sums: Sequence[StoredTensor]) -> StoredTensor:
         values, form = sums[0]
         dim = values.shape[1] if form == "rows" else triangle_dim(len(values))
         block = BlockSum(dim, values.dtype)

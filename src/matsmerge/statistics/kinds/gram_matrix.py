@@ -11,7 +11,13 @@ import torch
 from torch import Tensor
 
 from matsmerge.statistics.kinds.moment_sum import MomentStatistic
-from matsmerge.statistics.kinds.statistic import Arrays, InputStatistic, Storage, Stored, Sum
+from matsmerge.statistics.kinds.statistic import (
+    Arrays,
+    InputStatistic,
+    RunningSum,
+    Storage,
+    StoredTensor,
+)
 from matsmerge.statistics.kinds.tensor_sum import TensorSum
 from matsmerge.statistics.linear_maps import LinearMap
 
@@ -25,7 +31,7 @@ class TokenSum(TensorSum):
         self.total = self.total.to(counts.device) + counts
         self.num_rows += len(indices)
 
-    def sums(self) -> list[Stored]:
+    def sums(self) -> list[StoredTensor]:
         return [(self.total.double(), "diagonal")]
 
 
@@ -43,12 +49,12 @@ class GramMatrix(MomentStatistic, InputStatistic):
     def dim(self, target: LinearMap) -> int:
         return target.num_inputs
 
-    def new(self, target: LinearMap, storage: Storage) -> Sum:
+    def new(self, target: LinearMap, storage: Storage) -> RunningSum:
         if target.layout == "embedding":
             return TokenSum(torch.zeros(target.num_inputs, dtype=torch.long, device=storage.device))
         return super().new(target, storage)
 
-    def add_up(self, sums: Sequence[Stored]) -> Stored:
+    def add_up(self, sums: Sequence[StoredTensor]) -> StoredTensor:
         if sums[0][1] == "diagonal":  # counts of tokens, which were whole before they were means
             sums = [(values.round(), form) for values, form in sums]
         return super().add_up(sums)

@@ -9,11 +9,17 @@ from torch import Tensor
 from matsmerge.linalg.nystrom import is_smaller, num_columns
 from matsmerge.linalg.triangle import ENOUGH_ROWS, UpperProbe, UpperSum, pack_upper
 from matsmerge.statistics.kinds.sketch_sum import SketchSum, sum_of_kept
-from matsmerge.statistics.kinds.statistic import MapStatistic, Storage, Stored, Sum, check_parts
+from matsmerge.statistics.kinds.statistic import (
+    MapStatistic,
+    RunningSum,
+    Storage,
+    StoredTensor,
+    check_parts,
+)
 from matsmerge.statistics.linear_maps import LinearMap
 
 
-class MomentSum(Sum):
+class MomentSum(RunningSum):
     """Sums over rows z of zzᵀ and, if wanted, of z."""
 
     def __init__(self, total: UpperSum, num_rows: int = 0) -> None:
@@ -43,8 +49,8 @@ class MomentSum(Sum):
         check_parts(parts, shapes, self.upper.dtype)
         self._sum = UpperSum.of_parts(parts)
 
-    def sums(self) -> list[Stored]:
-        found: list[Stored] = [(pack_upper(self.upper), "symmetric")]
+    def sums(self) -> list[StoredTensor]:
+        found: list[StoredTensor] = [(pack_upper(self.upper), "symmetric")]
         return found if self._sum.first is None else [*found, (self._sum.first, "full")]
 
     def comparable(self) -> Tensor:
@@ -61,7 +67,7 @@ class MomentStatistic(MapStatistic, ABC):
     def dim(self, target: LinearMap) -> int:
         """How long the rows are, of each group."""
 
-    def new(self, target: LinearMap, storage: Storage) -> Sum:
+    def new(self, target: LinearMap, storage: Storage) -> RunningSum:
         groups = (target.num_groups,) if target.num_groups > 1 else ()
         shape = (*groups, self.dim(target))
         first = torch.zeros(shape, dtype=storage.dtype, device=storage.device)
@@ -73,7 +79,7 @@ class MomentStatistic(MapStatistic, ABC):
         sums = torch.zeros(*shape, shape[-1], dtype=storage.dtype, device=storage.device)
         return MomentSum(UpperSum(sums, first if storage.keeps_mean else None))
 
-    def add_up(self, sums: Sequence[Stored]) -> Stored:
+    def add_up(self, sums: Sequence[StoredTensor]) -> StoredTensor:
         if sums[0][1] == "sketch":
             return sum_of_kept([values for values, _ in sums]), "sketch"
         return super().add_up(sums)

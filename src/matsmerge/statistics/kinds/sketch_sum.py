@@ -19,10 +19,10 @@ from matsmerge.linalg.nystrom import (
     leading_of_sketch,
     leading_of_sum,
 )
-from matsmerge.statistics.kinds.statistic import Stored, Sum, check_parts
+from matsmerge.statistics.kinds.statistic import RunningSum, StoredTensor, check_parts
 
 
-class SketchSum(Sum):
+class SketchSum(RunningSum):
     """Sums over rows z of z (zᵀ Ω), of z * z and, if wanted, of z.
 
     Products are in the precision of full second moments, sums of batches in float64.
@@ -69,9 +69,9 @@ class SketchSum(Sum):
         check_parts(parts, {"sketch": shape}, torch.float64)
         self._total, self._keeps_mean = parts["sketch"], has_mean
 
-    def sums(self) -> list[Stored]:
+    def sums(self) -> list[StoredTensor]:
         sketch = torch.cat([self._total[: self._num], self._total[-1:]]).mT
-        found: list[Stored] = [(sketch, "wide")]
+        found: list[StoredTensor] = [(sketch, "wide")]
         if self._keeps_mean:
             found.append((self._total[self._num, : self._dim], "full"))
         return found
@@ -121,7 +121,7 @@ def sum_of_kept(parts: Sequence[Tensor]) -> Tensor:  # (d, r + 1) each
     return torch.cat([leading_of_sum(factors), sum((p[:, -1:] for p in others), first[:, -1:])], 1)
 
 
-def without_constant(stored: Stored, mean: Tensor) -> Tensor:  # (d + 1, ...), (d,)
+def without_constant(stored: StoredTensor, mean: Tensor) -> Tensor:  # (d + 1, ...), (d,)
     """What is of inputs z from what is of [z; 1]."""
     values, form = stored
     if form == "sketch":

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 Form = Literal["symmetric", "diagonal", "rows", "full", "sketch", "wide"]
 Arrays = Mapping[str, tuple[Form, ...]]  # by name, each with the forms it may have
 Shapes = Mapping[str, tuple[int, ...]]
-Stored = tuple[Tensor, Form]  # an array, and the form it has
+StoredTensor = tuple[Tensor, Form]  # an array, and the form it has
 Target = TypeVar("Target", LinearMap, Owned)
 
 
-class Sum(ABC):
+class RunningSum(ABC):
     """A statistic's running sum for one map or parameter."""
 
     num_rows: int = 0  # how many rows were added; counted by `add` where `is_per_row`
@@ -60,7 +60,7 @@ class Sum(ABC):
         """Fill an empty sum from `parts`; what does not fit is a `StatisticsError`."""
 
     @abstractmethod
-    def sums(self) -> list[Stored]:
+    def sums(self) -> list[StoredTensor]:
         """What is divided and stored, in the order of `Statistic.arrays`; the last may be missing.
 
         An array of the form `rows` is stored as it is.
@@ -110,10 +110,10 @@ class Statistic(ABC, Generic[Target]):
         return next(iter(self.arrays))
 
     @abstractmethod
-    def new(self, target: Target, storage: Storage) -> Sum:
+    def new(self, target: Target, storage: Storage) -> RunningSum:
         """An empty sum."""
 
-    def add_up(self, sums: Sequence[Stored]) -> Stored:
+    def add_up(self, sums: Sequence[StoredTensor]) -> StoredTensor:
         """One array's sum over all data, from its sums over parts of the data, in float64."""
         return reduce(torch.add, (values for values, _ in sums)), sums[0][1]
 

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from matsmerge.statistics.kinds.statistic import (
+    RunningSum,
     Statistic,
     Storage,
-    Stored,
-    Sum,
+    StoredTensor,
     Target,
     check_parts,
 )
 
 
-class TensorSum(Sum, ABC):
+class TensorSum(RunningSum, ABC):
     """One tensor, to which `add` adds what it makes of rows."""
 
     def __init__(self, total: Tensor) -> None:
@@ -31,7 +31,7 @@ class TensorSum(Sum, ABC):
         check_parts(parts, {"sum": tuple(self.total.shape)}, self.total.dtype)
         self.total = parts["sum"]
 
-    def sums(self) -> list[Stored]:
+    def sums(self) -> list[StoredTensor]:
         return [(self.total, "full")]
 
 
@@ -44,7 +44,7 @@ class TensorStatistic(Statistic[Target], ABC):
     def shape(self, target: Target) -> tuple[int, ...]:
         """The shape of a target's sum."""
 
-    def new(self, target: Target, storage: Storage) -> Sum:
+    def new(self, target: Target, storage: Storage) -> RunningSum:
         zeros = torch.zeros(self.shape(target), dtype=storage.dtype, device=storage.device)
         return self.sum_type(zeros)
 

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from tiny_suite import make_base, make_data, tiny_suite
 
 from matsmerge.errors import RecipeError
-from matsmerge.lab.experiments.suite_plan import Plan
+from matsmerge.lab.experiments.suite_plan import SuitePlan
 from matsmerge.lab.experiments.suite_run import run_suite
 
 METHODS: dict[str, Any] = {
@@ -60,5 +60,7 @@ def test_methods_are_the_suites() -> None:
     with pytest.raises(RecipeError, match="ranks"):
         tiny_suite(methods=METHODS, studies={"ranks": {"ranks": [0]}})
     variants = {"other": {**METHODS["mats_kfac"], "variants": []}}
-    plan = Plan(tiny_suite(methods=METHODS | variants, studies={"ranks": {"methods": ["other"]}}))
+    plan = SuitePlan(
+        tiny_suite(methods=METHODS | variants, studies={"ranks": {"methods": ["other"]}})
+    )
     assert not [step for step in plan.steps if step.kind == "compress"]

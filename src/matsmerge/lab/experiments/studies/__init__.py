@@ -4,21 +4,21 @@ from matsmerge.lab.experiments.studies.cost_study import CostStudy
 from matsmerge.lab.experiments.studies.curve_study import CurveStudy
 from matsmerge.lab.experiments.studies.landscape_study import LandscapeStudy
 from matsmerge.lab.experiments.studies.merge_studies import (
-    Comparison,
+    ComparisonStudy,
     FisherStudy,
-    HeatMap,
+    HeatMapStudy,
     IntermediateStudy,
 )
 from matsmerge.lab.experiments.studies.rank_study import RankStudy
 from matsmerge.lab.experiments.studies.study import Study
 from matsmerge.lab.experiments.studies.subspace_study import SubspaceStudy
-from matsmerge.lab.experiments.suite_parts import Part
+from matsmerge.lab.experiments.suite_parts import SuitePart
 
 
-class Studies(Part):
+class Studies(SuitePart):
     """The studies of a suite by name, as its file has them."""
 
-    heat_map: HeatMap | None = None
+    heat_map: HeatMapStudy | None = None
     fisher: FisherStudy | None = None
     curves: CurveStudy | None = None
     ranks: RankStudy | None = None
@@ -35,4 +35,4 @@ class Studies(Part):
         given: dict[str, Study] = {name: study for name, study in self if study is not None}
         if "intermediate" in given:
             return {"intermediate": given.pop("intermediate"), **given}
-        return {"comparison": Comparison(), **given}
+        return {"comparison": ComparisonStudy(), **given}

@@ -13,7 +13,7 @@ from pydantic import Field
 from matsmerge.checkpoints.source import open_checkpoint
 from matsmerge.engine.executor import SerialExecutor
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.errors import DataError, RecipeError
 from matsmerge.files.guarded_files import read_json
 from matsmerge.files.strict_yaml import read_yaml
@@ -24,7 +24,7 @@ from matsmerge.lab.experiments.steps import Collect, Merge, Merging, Train
 from matsmerge.lab.experiments.store import Record
 from matsmerge.lab.experiments.studies.study import Asked, Study
 from matsmerge.lab.experiments.suite_parts import MethodOfSuite
-from matsmerge.lab.experiments.suite_results import JOINT, Cost
+from matsmerge.lab.experiments.suite_results import JOINT, MergeCost
 from matsmerge.lab.experiments.suite_setup import Setup
 from matsmerge.limits import MOST_KEPT
 from matsmerge.methods import METHODS
@@ -36,7 +36,7 @@ _DEFAULT_LENGTH = 138  # tokens of an example in the paper's tasks
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measure(Step[list[Cost]], kind="costs", runs_alone=True):
+class Measure(Step[list[MergeCost]], kind="costs", runs_alone=True):
     """Every method as it was chosen, merged again a few times."""
 
     merging: Merging
@@ -45,7 +45,7 @@ class Measure(Step[list[Cost]], kind="costs", runs_alone=True):
     repeats: int
     length: float  # tokens of an example, where statistics have not counted them
 
-    def run(self, places: Places, out: Path, /) -> list[Cost]:
+    def run(self, places: Places, out: Path, /) -> list[MergeCost]:
         costs = []
         plain = self.merging.recipe(places)
         model = shape_of(open_checkpoint(plain["models"][0]["model"]))
@@ -56,20 +56,20 @@ class Measure(Step[list[Cost]], kind="costs", runs_alone=True):
             recipe = make_recipe({**plain, "method": chosen})
             seconds = []
             for _ in range(self.repeats):
-                prepared = prepare(recipe)
+                prepared = prepare_merge(recipe)
                 begin = time.perf_counter()
                 options = RunOptions(SerialExecutor(), overwrite=True)
                 merge_to_folder(prepared, out / "merged", options)
                 seconds.append(round(time.perf_counter() - begin, 3))
             shutil.rmtree(out / "merged")
             operations = _operations(recipe, setting)
-            costs.append(Cost(method=name, seconds=seconds, operations=operations))
+            costs.append(MergeCost(method=name, seconds=seconds, operations=operations))
         if self.joint is not None:
             trained = read_json(places.path(self.joint) / "training.json", DataError)
             options = trained["options"]
             seen = trained["num_steps"] * options["batch_size"] * options["accumulate"]
             operations = training(model.num_run, seen * num_tokens / num_examples)
-            costs.append(Cost(method=JOINT, operations=operations))
+            costs.append(MergeCost(method=JOINT, operations=operations))
         return costs
 
     def _examples(self, places: Places) -> tuple[int, int]:
@@ -105,7 +105,7 @@ class CostStudy(Study):
         yield Asked([step, *needed], partial(_costs, step))
 
 
-def _costs(step: Measure, measured: Record, *needed: Record) -> Iterator[Cost]:
+def _costs(step: Measure, measured: Record, *needed: Record) -> Iterator[MergeCost]:
     """The costs with the seconds that other steps took: joint training and statistics."""
     collecting = [record.seconds for record in needed if record.kind == Collect.kind]
     joint = [record.seconds for record in needed if record.kind == Train.kind]

@@ -12,7 +12,7 @@ from pydantic import Field
 from matsmerge.engine.executor import SerialExecutor
 from matsmerge.engine.merge_file import read_merge_file
 from matsmerge.engine.merge_run import RunOptions, merge_to_folder
-from matsmerge.engine.prepared_merge import prepare
+from matsmerge.engine.prepared_merge import prepare_merge
 from matsmerge.lab.experiments.step import Places, Step, TaskInput
 from matsmerge.lab.experiments.steps import Merging, Scoring
 from matsmerge.lab.experiments.studies.study import Asked, Names, Study
@@ -41,7 +41,7 @@ class Follow(Step[list[CurvePoint]], kind="follow"):
         recipe = make_recipe({**self.merging.recipe(places), "trajectory": self.iterations})
         folder = out / "merged"
         shutil.rmtree(folder, ignore_errors=True)
-        merge_to_folder(prepare(recipe), folder, RunOptions(SerialExecutor(), overwrite=True))
+        merge_to_folder(prepare_merge(recipe), folder, RunOptions(SerialExecutor(), overwrite=True))
         tasks = read_validation_tasks([task.read(places) for task in self.tasks], "validation")
         scorer = LabelScorer(
             tasks=tasks,

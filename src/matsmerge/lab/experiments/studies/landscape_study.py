@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.checkpoints.source import open_checkpoint
-from matsmerge.lab.experiments.step import Places, Source, Step, TaskInput
+from matsmerge.lab.experiments.step import Places, Step, StepSource, TaskInput
 from matsmerge.lab.experiments.studies.study import Asked, Names, Study
 from matsmerge.lab.experiments.suite_results import Landscape, Point
 from matsmerge.lab.experiments.suite_setup import Setup
@@ -36,8 +36,8 @@ _START = 0.3  # the scale of task arithmetic
 class Draw(Step[Landscape], kind="landscape"):
     """Losses on a grid, and every merge's place."""
 
-    base: Source
-    models: Mapping[str, Source]  # those that span the plane
+    base: StepSource
+    models: Mapping[str, StepSource]  # those that span the plane
     tasks: list[TaskInput]  # of the models, in the same order
     layer: str
     size: int

@@ -7,20 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
 from matsmerge.lab.experiments.step import Step
 from matsmerge.lab.experiments.studies.study import Asked, Names, Study
 from matsmerge.lab.experiments.suite_parts import MethodOfSuite, name_of
 from matsmerge.lab.experiments.suite_results import (
     BASE,
-    ENSEMBLE,
-    INDIVIDUAL,
     JOINT,
     SEQUENTIAL,
-    Cell,
     FisherScore,
+    HeatMapCell,
     Intermediate,
-    Outcome,
-    Row,
+    MethodRow,
+    ScoredModel,
 )
 from matsmerge.lab.experiments.suite_setup import Setup
 from matsmerge.methods.objectives import OBJECTIVES
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
 _NOTHING = MethodOfSuite(method={"name": "task_arithmetic", "scale": 0.0})
 
 
-class Comparison(Study):
+class ComparisonStudy(Study):
     """All methods on all tasks, beside models that were not merged."""
 
     def ask(self, setup: Setup) -> Iterator[Asked]:
-        steps: dict[str, Step[Outcome]] = {INDIVIDUAL: setup.individual()}
+        steps: dict[str, Step[ScoredModel]] = {INDIVIDUAL: setup.individual()}
         steps |= {name: setup.compared(name) for name in setup.methods}
         base = setup.merge("base", _NOTHING, keep_model=True)
         steps[BASE] = base
@@ -50,11 +49,11 @@ class Comparison(Study):
             yield Asked.of(step, _row, method=name, seed=setup.seed)
 
 
-def _row(found: Outcome, **about: Any) -> Row:
-    return Row(**about, **dict(found))
+def _row(found: ScoredModel, **about: Any) -> MethodRow:
+    return MethodRow(**about, **dict(found))
 
 
-class HeatMap(Study):
+class HeatMapStudy(Study):
     """Every objective from every init, iterations chosen by validation."""
 
     inits: list[str]  # names of the suite's methods, each as it was tuned
@@ -86,8 +85,8 @@ def _has_statistics(setup: Setup, objective: str | dict[str, Any]) -> bool:
     return needed is None or includes(there, needed)
 
 
-def _cell(found: Outcome, start: Outcome, **about: Any) -> Cell:
-    return Cell(**about, score=found.test.mean, of_init=start.test.mean, chosen=found.chosen)
+def _cell(found: ScoredModel, start: ScoredModel, **about: Any) -> HeatMapCell:
+    return HeatMapCell(**about, score=found.test.mean, of_init=start.test.mean, chosen=found.chosen)
 
 
 class FisherStudy(Study):
@@ -108,7 +107,7 @@ class FisherStudy(Study):
             yield Asked.of(step, _fisher_score, **about, seed=setup.seed)
 
 
-def _fisher_score(found: Outcome, **about: Any) -> FisherScore:
+def _fisher_score(found: ScoredModel, **about: Any) -> FisherScore:
     assert found.validation is not None
     return FisherScore(**about, score=found.validation)
 
@@ -126,7 +125,7 @@ class IntermediateStudy(Study):
     def ask(self, setup: Setup) -> Iterator[Asked]:
         target = self.target
         for donor in self.donors:
-            steps: dict[str, Step[Outcome]] = {INDIVIDUAL: setup.individual([target])}
+            steps: dict[str, Step[ScoredModel]] = {INDIVIDUAL: setup.individual([target])}
             for name, method in setup.methods.items():
                 title = f"{target} with {donor} {name}"
                 steps[name] = setup.merge(title, method, merged=[target, donor], scored=[target])
@@ -147,7 +146,7 @@ class IntermediateStudy(Study):
                 yield Asked.of(step, _target_score, donor=donor, method=name, seed=setup.seed)
 
 
-def _target_score(found: Outcome, **about: Any) -> Intermediate:
+def _target_score(found: ScoredModel, **about: Any) -> Intermediate:
     (score,), (error,) = found.test.tasks.values(), found.test.errors.values()
     kept: dict[str, Any] = {"validation": found.validation, "chosen": found.chosen}
     return Intermediate(**about, score=score, error=error, **kept)

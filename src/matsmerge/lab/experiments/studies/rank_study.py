@@ -9,10 +9,10 @@ from pydantic import Field
 
 from matsmerge.lab.experiments.step import Places, Step
 from matsmerge.lab.experiments.studies.study import Asked, Names, Study
-from matsmerge.lab.experiments.suite_results import Outcome, RankScore
+from matsmerge.lab.experiments.suite_results import RankScore, ScoredModel
 from matsmerge.lab.experiments.suite_setup import Setup
 from matsmerge.limits import MOST_RANK
-from matsmerge.statistics.compression import compress
+from matsmerge.statistics.compression import compress_statistics
 from matsmerge.statistics.kinds import arrays_of
 from matsmerge.statistics.statistics_file import open_statistics, save_statistics
 
@@ -29,7 +29,7 @@ class Compress(Step[None], kind="compress", output="statistics.safetensors"):
 
     def run(self, places: Places, out: Path, /) -> None:
         whole = open_statistics(places.path(self.statistics))
-        save_statistics(compress(whole, self.rank), out / self.output)
+        save_statistics(compress_statistics(whole, self.rank), out / self.output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,5 +83,5 @@ class RankStudy(Study):
             yield Asked.of(merge, _score, weigh, method=name, rank=rank, seed=setup.seed)
 
 
-def _score(found: Outcome, num_bytes: int, **about: Any) -> RankScore:
+def _score(found: ScoredModel, num_bytes: int, **about: Any) -> RankScore:
     return RankScore(**about, score=found.test.mean, num_bytes=num_bytes)

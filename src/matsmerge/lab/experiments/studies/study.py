@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from matsmerge.lab.experiments.step import Step
 from matsmerge.lab.experiments.store import Record
-from matsmerge.lab.experiments.suite_parts import Part
+from matsmerge.lab.experiments.suite_parts import SuitePart
 from matsmerge.lab.experiments.suite_setup import Setup
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Asked:
         return cls((step, *others), results)
 
 
-class Study(Part):
+class Study(SuitePart):
     """A study as a suite's file describes it: for which variants and seeds; None: all.
 
     Its results are in the field of `VariantResults` that has the study's name.

@@ -11,7 +11,7 @@ from matsmerge.lab.experiments.studies.study import Asked, Study
 from matsmerge.lab.experiments.suite_results import Subspaces
 from matsmerge.lab.experiments.suite_setup import Setup
 from matsmerge.lab.subspaces.subspace_findings import DEFAULT_ENERGY, SubspaceSize
-from matsmerge.lab.subspaces.subspace_view import Task, prepare_view
+from matsmerge.lab.subspaces.subspace_view import SubspaceTask, prepare_view
 from matsmerge.statistics.statistics_file import open_statistics
 
 
@@ -23,7 +23,9 @@ class Compare(Step[Subspaces], kind="subspaces"):
     energy: float = DEFAULT_ENERGY
 
     def run(self, places: Places, _: Path, /) -> Subspaces:
-        tasks = [Task(n, open_statistics(places.path(s))) for n, s in self.statistics.items()]
+        tasks = [
+            SubspaceTask(n, open_statistics(places.path(s))) for n, s in self.statistics.items()
+        ]
         view = prepare_view(tasks, size=SubspaceSize(None, self.energy)).run()
         layers = [
             {"name": layer.name, "mean_overlap": layer.mean_overlap, "dim": layer.dim}

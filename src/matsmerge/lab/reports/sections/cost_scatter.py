@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from matsmerge.lab.experiments.score_tables import mean_and_error
-from matsmerge.lab.experiments.suite_results import Cost
+from matsmerge.lab.experiments.suite_results import MergeCost
 from matsmerge.lab.reports.chart import Axis, Chart, Series
 from matsmerge.lab.reports.document import Block, Cell, Column, Figure, Table
 from matsmerge.lab.reports.numbers import fixed, paper_cell, power, seconds
@@ -19,7 +19,7 @@ def cost_scatter(variant: Variant) -> list[Block]:
     scores = variant.mean_scores
     table = _table(found, variant)
     blocks: list[Block] = []
-    kinds: list[tuple[str, str, Callable[[Cost], float | None]]] = [
+    kinds: list[tuple[str, str, Callable[[MergeCost], float | None]]] = [
         ("Operations against accuracy", "operations", lambda c: c.operations),
         ("Seconds against accuracy", "seconds, statistics included", _total_seconds),
     ]
@@ -50,11 +50,11 @@ def cost_scatter(variant: Variant) -> list[Block]:
     return [*blocks, table]
 
 
-def _total_seconds(cost: Cost) -> float | None:
+def _total_seconds(cost: MergeCost) -> float | None:
     return fmean(cost.seconds) + (cost.statistics_seconds or 0) if cost.seconds else None
 
 
-def _table(found: Sequence[Cost], variant: Variant) -> Table:
+def _table(found: Sequence[MergeCost], variant: Variant) -> Table:
     paper, methods = variant.paper, [cost.method for cost in found]
     merging = [mean_and_error(cost.seconds) if cost.seconds else (None, None) for cost in found]
     columns: list[Column] = [

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
+from matsmerge.lab.evaluation.results import INDIVIDUAL
 from matsmerge.lab.experiments.score_tables import grouped
-from matsmerge.lab.experiments.suite_results import INDIVIDUAL, NO_MERGES, Intermediate
+from matsmerge.lab.experiments.suite_results import NO_MERGES, Intermediate
 from matsmerge.lab.reports.document import Block, Column, Table
 from matsmerge.lab.reports.numbers import NOTHING, choice_text, fixed, paper_cell
 from matsmerge.lab.reports.scores import (
-    Score,
+    ShownScore,
     colour_scale,
     gaps,
     score_cells,
@@ -23,7 +24,7 @@ def donor_scores(variant: Variant) -> list[Block]:
         return []
     errors = {(one.donor, one.method): one.error for one in found}
     shares = grouped(((one.donor, one.method), one.score) for one in found)
-    scores = {key: Score.over_seeds(values, errors[key]) for key, values in shares.items()}
+    scores = {key: ShownScore.over_seeds(values, errors[key]) for key, values in shares.items()}
     donors, methods = (list(dict.fromkeys(key[i] for key in scores)) for i in (0, 1))
     are_merges = [method not in NO_MERGES for method in methods]
     columns: list[Column] = [("", [label(method) for method in methods])]

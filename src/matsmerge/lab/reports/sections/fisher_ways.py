@@ -3,7 +3,7 @@
 from matsmerge.lab.experiments.score_tables import grouped
 from matsmerge.lab.reports.document import Block, Column, Table
 from matsmerge.lab.reports.numbers import fixed, paper_cell
-from matsmerge.lab.reports.scores import Score, score_cells
+from matsmerge.lab.reports.scores import ShownScore, score_cells
 from matsmerge.lab.reports.variant import Variant
 
 
@@ -19,7 +19,7 @@ def fisher_ways(variant: Variant) -> list[Block]:
     columns: list[Column] = [("Fisher information", expectations), ("from split", splits)]
     for method in methods:
         name = variant.label(method)
-        scores = [Score.over_seeds(found.get((method, *way), [])) for way in ways]
+        scores = [ShownScore.over_seeds(found.get((method, *way), [])) for way in ways]
         columns.append((name, score_cells(scores, [True] * len(ways))))
         if any(method in paper.fisher for method in methods):
             papers = [paper_cell(fixed(paper.of_fisher(method, *way))) for way in ways]

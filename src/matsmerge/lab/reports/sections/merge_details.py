@@ -12,7 +12,7 @@ import yaml
 
 from matsmerge.checkpoints.public_names import without_paths
 from matsmerge.lab.experiments.score_tables import grouped
-from matsmerge.lab.reports.document import Block, Cell, Choice, Code, Table
+from matsmerge.lab.reports.document import Block, Cell, Code, Table, TableChoice
 from matsmerge.lab.reports.numbers import NOTHING, count, power
 
 _MOST_TITLES = 1500  # cells of heat maps that say more on the mouse, which takes room
@@ -45,7 +45,7 @@ def convergence(merges: Mapping[str, Mapping[str, Any]]) -> list[Block]:
         "residual, relative to that of zero weights. The stronger the colour, the more would "
         "change with further iterations."
     )
-    return [Choice("Merge", caption, maps), summary] if maps else [summary]
+    return [TableChoice("Merge", caption, maps), summary] if maps else [summary]
 
 
 def _heat_map(name: str, layers: Mapping[str, Mapping[str, Any]], has_titles: bool) -> Table:

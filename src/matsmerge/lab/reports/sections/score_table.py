@@ -1,6 +1,7 @@
 """Scores of models task by task, in one coloured table."""
 
-from matsmerge.lab.experiments.suite_results import BASE, ENSEMBLE, INDIVIDUAL, JOINT
+from matsmerge.lab.evaluation.results import ENSEMBLE, INDIVIDUAL
+from matsmerge.lab.experiments.suite_results import BASE, JOINT
 from matsmerge.lab.reports.document import Block, Paragraph
 from matsmerge.lab.reports.scores import ScoreTable, paper_rows, score_rows
 from matsmerge.lab.reports.variant import Variant
