@@ -83,20 +83,18 @@ def python_page() -> str:
 def commands_page() -> str:
     """Every command with its arguments and options."""
     from matsmerge.cli.commands import COMMANDS, make_app
+    from matsmerge.cli.help_page import param_names, param_text, shown_params, usage
 
     parts = ["# Commands\n\nWhat `mats COMMAND --help` says, for all commands.\n"]
     for name, command in walk_commands(typer.main.get_command(make_app(*COMMANDS)), "mats"):
         context: Any = command.make_context(name, [], resilient_parsing=True)
-        params = [p for p in command.get_params(context) if not getattr(p, "hidden", False)]
-        usage = " ".join([name, *command.collect_usage_pieces(context)])
-        parts.append(f"## {name}\n\n```text\n{usage}\n```\n")
+        parts.append(f"## {name}\n\n```text\n{usage(command, context)}\n```\n")
         parts.append(textwrap.dedent(command.help or "") + "\n")
         panels: dict[str, list[list[str]]] = {}
-        for param in params:
-            option, text = param.get_help_record(context)
-            kind = "Options" if option.startswith("-") else "Arguments"
+        for param in shown_params(command, context):
+            kind = "Options" if param_names(param).startswith("-") else "Arguments"
             rows = panels.setdefault(getattr(param, "rich_help_panel", None) or kind, [])
-            rows.append([_code(option), text])
+            rows.append([_code(param_names(param)), param_text(param)])
         for panel, rows in panels.items():
             parts.append(f"**{panel}**\n\n{_table(['option', 'what it does'], rows)}")
     return "\n".join(parts)

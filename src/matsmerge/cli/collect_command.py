@@ -154,7 +154,7 @@ def collect(
 ) -> None:
     """Measure what a model does on its data, once, into one file that others can merge with.
 
-        mats collect tuned/sst2 --data sst2.jsonl --statistics gram,fisher --out sst2.safetensors
+        mats collect tuned/sst2 --data sst2.jsonl --statistics gram,fisher
 
     Several adapters on one base, each with its data; each file goes into the adapter's folder:
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from matsmerge.cli.help_page import HelpedCommand, HelpedGroup
 from matsmerge.version import __version__
 
 # The root of what typer raises for a wrong command line: click's class, or that of typer's own
@@ -125,22 +126,25 @@ def make_app(*loaded: str) -> typer.Typer:
     """All commands; of those that are not loaded there is the summary alone."""
     app = typer.Typer(
         name="mats",
+        cls=HelpedGroup,
         help="Merge fine-tuned models into one, without training again.",
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_options)
     for name, command in COMMANDS.items():
         if name not in loaded:
-            app.command(name, help=command.summary)(_options)
+            app.command(name, cls=HelpedCommand, help=command.summary)(_options)
             continue
         module = importlib.import_module(command.module)
         found = getattr(module, command.name)
         if isinstance(found, typer.Typer):
-            app.add_typer(found, name=name)
+            for info in found.registered_commands:
+                info.cls = HelpedCommand
+            app.add_typer(found, name=name, cls=HelpedGroup)
         else:
-            app.command(name, cls=getattr(module, command.kind) if command.kind else None)(found)
+            app.command(name, cls=getattr(module, command.kind or "", HelpedCommand))(found)
     return app
 
 

@@ -30,7 +30,7 @@ class Extraction(CommandOptions):
     dtype: str | None = option(metavar="DTYPE")
     """Dtype of the adapter. Default: the model's."""
 
-    out: Path = option(..., short="-o")
+    out: Path = option(..., short="-o", metavar="FOLDER")
     """Folder to write the adapter to."""
 
 

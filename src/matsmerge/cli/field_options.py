@@ -19,6 +19,7 @@ from matsmerge.problems import problems_of
 
 RUNNING = "Running"  # the panel of options that change how, not what
 _LIMITS = ("ge", "le", "lt")
+_METAVARS = {int: "INTEGER", float: "NUMBER", str: "TEXT", Path: "PATH"}
 
 
 class CommandOptions(BaseModel):
@@ -116,7 +117,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
     flag = shown.get("flag") or flag_of(name)
     details: dict[str, Any] = {
         "help": " ".join((field.description or "").split()),
-        "metavar": shown.get("metavar"),
+        "metavar": shown.get("metavar") or _metavar(name, field),
         "rich_help_panel": shown.get("panel", panel),
     }
     if kind is bool:
@@ -138,6 +139,17 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
     )
+
+
+def _metavar(name: str, field: FieldInfo) -> str:
+    """What a value is called that has no name of its own: by its type."""
+    if _shown(field).get("is_argument"):
+        return name.upper()
+    types = [field.annotation, *get_args(field.annotation)]
+    for kind in types:
+        if get_origin(kind) is Literal:
+            return "|".join(map(str, get_args(kind)))
+    return next((_METAVARS[kind] for kind in types if kind in _METAVARS), "TEXT")
 
 
 def flag_of(name: str) -> str:

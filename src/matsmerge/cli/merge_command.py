@@ -54,8 +54,8 @@ def merge(
 
         mats merge A C --base B --method task_arithmetic --scale 0.3 --out merged
 
-        mats merge one=A two=C --base B --method mats_kfac --statistics a.safetensors
-        --statistics c.safetensors --out merged
+        mats merge one=A two=C --base B --method mats_kfac \\
+            --statistics a.safetensors --statistics c.safetensors --out merged
 
     Adapters are models like others; they know their base:
 

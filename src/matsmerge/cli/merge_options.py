@@ -13,7 +13,7 @@ class General(CommandOptions):
     given: list[str] = argument([], metavar="[RECIPE | MODEL...]")
     """A recipe file (YAML), ours or mergekit's; or the models to merge, as with --model."""
 
-    out: Path | None = option(short="-o")
+    out: Path | None = option(short="-o", metavar="FOLDER")
     """Folder to write the merged model to, here or in a store (s3://BUCKET/NAME)."""
 
     heads: list[str] = option([], metavar="PATTERN")
@@ -77,7 +77,7 @@ class Solving(CommandOptions):
 
     # With the backslash, 100 between colons is no emoji.
     trajectory: str | None = option(metavar="LIST")
-    r"""Write a model for each of these iterations, from one run: 10,20,50 or 10:100\:10. They go to
+    """Write a model for each of these iterations, from one run: 10,20,50 or 10:100:10. They go to
     OUT/iteration-N."""
 
     trace: Path | None = option(metavar="FILE")

@@ -10,9 +10,9 @@ from typing import Any
 
 import typer
 from pydantic import create_model
-from typer.core import TyperCommand
 
 from matsmerge.cli.field_options import flag_of, option, takes_options
+from matsmerge.cli.help_page import HelpedCommand
 from matsmerge.cli.merge_options import Solving, WithoutFile
 from matsmerge.errors import RecipeError
 from matsmerge.recipes.known_options import known_parts
@@ -20,7 +20,7 @@ from matsmerge.recipes.known_options import known_parts
 _METAVARS = {"float": "NUMBER", "int": "INTEGER", "str": "TEXT", "part": "NAME"}
 
 
-class MergeCommand(TyperCommand):
+class MergeCommand(HelpedCommand):
     """A command that has flags for methods and their options, before its own."""
 
     def get_params(self, ctx: Any) -> list[Any]:

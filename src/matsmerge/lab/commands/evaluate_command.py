@@ -64,7 +64,7 @@ def evaluate(
 
     Beside the models that were merged, and what they score together:
 
-        mats evaluate merged --task sst2.yaml --task rte.yaml \
+        mats evaluate merged --task sst2.yaml --task rte.yaml \\
             --individual sst2=tuned/sst2 --individual rte=tuned/rte
     """
     from matsmerge.lab.evaluation.comparison import prepare_evaluation

@@ -15,7 +15,7 @@ class ReportOptions(CommandOptions):
     run: Path = argument(metavar="RUN")
     """A suite's folder, or a merged or tuned model's."""
 
-    out: Path | None = option(short="-o")
+    out: Path | None = option(short="-o", metavar="FILE")
     """The page. Default: report.html, if nothing else is asked for."""
 
     markdown: Path | None = None

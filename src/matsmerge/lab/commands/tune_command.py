@@ -24,7 +24,7 @@ class Tuning(CommandOptions):
     file: Path = argument(metavar="FILE")
     """A recipe (YAML), or a file with recipe, tasks and search."""
 
-    out: Path = option(..., short="-o")
+    out: Path = option(..., short="-o", metavar="FOLDER")
     """Folder for the chosen recipe, all trials and the model."""
 
     task: list[str] = option([], metavar="FILE")
@@ -35,7 +35,7 @@ class Tuning(CommandOptions):
     after a colon if it is not the first, e.g. hellaswag:acc_norm."""
 
     search: list[str] = option([], panel=_SEARCH, metavar="KEY=VALUES")
-    r"""What to try, e.g. scale=0:1:0.1, iterations=10:100\:10 (all from one run),
+    """What to try, e.g. scale=0:1:0.1, iterations=10:100:10 (all from one run),
     density=0.1,0.2,0.3, off_diagonal=0.1:1:0.1, weight.sst2=0.5,1,2, init.scale=0.1:0.5:0.1.
     Repeatable: all combinations."""
 
@@ -81,7 +81,8 @@ def tune(
 ) -> None:
     """Choose what a recipe leaves open by the merged model's validation score.
 
-        mats tune recipe.yaml --task sst2.yaml --task trec.yaml --search scale=0:1:0.1 --out tuned
+        mats tune recipe.yaml --task sst2.yaml --task trec.yaml \\
+            --search scale=0:1:0.1 --out tuned
 
     The score is the mean over tasks of each task's first metric, or with --unlabelled of the
     distance to the models' own answers. Test data is never looked at, but of --lm-eval if told.
