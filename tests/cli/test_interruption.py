@@ -83,9 +83,9 @@ def test_workers_end_with_it_and_say_nothing(
     command.send_signal(number, with_workers=True)
     ended = command.wait()
     assert (ended.returncode, ended.stdout) == (128 + number, ""), ended.stderr
-    assert [line for line in ended.stderr.splitlines() if "merging" not in line and line] == [
-        "error: interrupted; continue with --resume"
-    ]
+    said = [line for line in ended.stderr.splitlines() if "merging" not in line and line]
+    assert said[-1] == "error: interrupted; continue with --resume"
+    assert all("waiting for work" in line for line in said[:-1])  # if that takes long
     assert not out.exists()
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:  # the kernel may take a moment to end the workers
@@ -260,3 +260,40 @@ def test_signals_that_are_ignored_stay_so() -> None:
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_says_what_it_waits_for_unless_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_over: bool
+) -> None:
+    later: list[Callable[[], None]] = []
+
+    class Later:
+        """A timer whose time comes when the test says so."""
+
+        daemon = False
+
+        def __init__(self, _seconds: float, function: Callable[[], None]) -> None:
+            later.append(function)
+
+        def start(self) -> None:
+            assert self.daemon  # or it would keep the process alive
+
+    monkeypatch.setattr("threading.Timer", Later)
+    listener = interruption.Listener()
+    listener.starting = False
+    with pytest.raises(interruption.Interrupted) as raised:
+        listener._hear(signal.SIGINT, None)
+    listener._hear(signal.SIGINT, None)  # is waited for, too, and says nothing new
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        if is_over:
+            listener.end()
+        (explain,) = later
+        explain()
+        listener.end()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ("waiting for work that has begun" in capfd.readouterr().err) != is_over
+    del raised

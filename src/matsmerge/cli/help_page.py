@@ -20,14 +20,14 @@ _WIDEST = 100  # longer lines are hard to follow
 class HelpedCommand(TyperCommand):
     """A command whose help is laid out here."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         _print_help(self, ctx)
 
 
 class HelpedGroup(TyperGroup):
     """Several commands whose help is laid out here."""
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         _print_help(self, ctx)
 
 

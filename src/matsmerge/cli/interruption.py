@@ -8,6 +8,7 @@ and an exception that is dropped without having ended the command is raised agai
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -16,6 +17,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SECONDS = 0.02  # until the next attempt to interrupt
 _IMPORTING = "<frozen importlib._bootstrap>"
 _AT_ONCE = 3  # signals that end a command without waiting until it has cleaned up
+_SECONDS_IN_SILENCE = 1.0  # after a signal, before it is said what is waited for
+_WAITING = b"\ninterrupted; waiting for work that has begun (Ctrl-C twice more: not waiting)\n"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -68,7 +71,16 @@ class Listener:
         if self.starting or self._num_signals >= _AT_ONCE:
             os.write(2, b"error: interrupted\n")
             os._exit(128 + self.number)
+        if self._num_signals == 1 and number == signal.SIGINT:
+            explanation = threading.Timer(_SECONDS_IN_SILENCE, self._explain)
+            explanation.daemon = True
+            explanation.start()
         self._interrupt(frame)
+
+    def _explain(self) -> None:
+        """Say that the signal was heard, if the command has not ended yet."""
+        if not self._is_over:
+            os.write(2, _WAITING)
 
     def _try_again(self, _number: int, frame: FrameType | None) -> None:
         if self.number is not None and not self._is_over:

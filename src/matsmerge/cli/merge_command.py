@@ -44,7 +44,7 @@ def merge(
     running: merge_options.MergeRunOptions,
     screen: JsonScreen,
 ) -> None:
-    """Merge models into one.
+    r"""Merge models into one.
 
     Either from a recipe file:
 
@@ -54,7 +54,7 @@ def merge(
 
         mats merge A C --base B --method task_arithmetic --scale 0.3 --out merged
 
-        mats merge one=A two=C --base B --method mats_kfac \\
+        mats merge one=A two=C --base B --method mats_kfac \
             --statistics a.safetensors --statistics c.safetensors --out merged
 
     Adapters are models like others; they know their base:

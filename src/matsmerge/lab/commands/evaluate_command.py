@@ -58,13 +58,13 @@ class EvaluationRunOptions(Batches):
 def evaluate(
     asked: ScoringOptions, running: EvaluationRunOptions, earlier: Replacing, screen: JsonScreen
 ) -> None:
-    """Score models on tasks: every model on every task, one table.
+    r"""Score models on tasks: every model on every task, one table.
 
         mats evaluate merged --task sst2.yaml --task rte.yaml --out scores
 
     Beside the models that were merged, and what they score together:
 
-        mats evaluate merged --task sst2.yaml --task rte.yaml \\
+        mats evaluate merged --task sst2.yaml --task rte.yaml \
             --individual sst2=tuned/sst2 --individual rte=tuned/rte
     """
     from matsmerge.lab.evaluation.comparison import prepare_evaluation

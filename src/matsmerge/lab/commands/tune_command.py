@@ -79,9 +79,9 @@ def tune(
     logged: LogOptions,
     screen: JsonScreen,
 ) -> None:
-    """Choose what a recipe leaves open by the merged model's validation score.
+    r"""Choose what a recipe leaves open by the merged model's validation score.
 
-        mats tune recipe.yaml --task sst2.yaml --task trec.yaml \\
+        mats tune recipe.yaml --task sst2.yaml --task trec.yaml \
             --search scale=0:1:0.1 --out tuned
 
     The score is the mean over tasks of each task's first metric, or with --unlabelled of the
