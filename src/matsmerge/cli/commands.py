@@ -170,7 +170,7 @@ def call(arguments: Sequence[str]) -> int:
     is_completing = _COMPLETING in os.environ
     if not is_completing:
         _check_recipe(arguments)
-    loaded = COMMANDS if is_completing else arguments[:1]
+    loaded = _typed_words()[1:2] if is_completing else arguments[:1]
     command: Any = typer.main.get_command(make_app(*loaded))
     try:
         if is_completing:
@@ -184,6 +184,11 @@ def call(arguments: Sequence[str]) -> int:
     except typer.Abort as abort:
         raise KeyboardInterrupt from abort
     return 0
+
+
+def _typed_words() -> list[str]:
+    """What stands on the line that a shell asks to be completed: bash says it so, others so."""
+    return (os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or "").split()
 
 
 def _check_recipe(arguments: Sequence[str]) -> None:

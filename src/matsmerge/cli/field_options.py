@@ -34,17 +34,18 @@ def option(default: Any = None, **settings: Any) -> Any:
     """A field of which the command line is to know more than name, type and docstring.
 
     `flag` is its name there, if another, `short` one of a letter, `metavar` what its value is
-    called, `panel` where it is shown, if not with the others. With `zero`, 0 stands for None.
+    called, `panel` where it is shown, if not with the others, `values` those that a shell
+    completes. With `zero`, 0 stands for None.
     Other settings are pydantic's, such as limits.
     """
-    names = ("flag", "short", "metavar", "panel", "zero", "is_argument")
+    names = ("flag", "short", "metavar", "panel", "values", "zero", "is_argument")
     shown = {name: settings.pop(name) for name in names if name in settings}
     return Field(default, json_schema_extra=shown, **settings)
 
 
-def argument(default: Any = ..., metavar: str | None = None) -> Any:
+def argument(default: Any = ..., **settings: Any) -> Any:
     """A field that is given by its place on the command line, without a flag."""
-    return option(default, metavar=metavar, is_argument=True)
+    return option(default, is_argument=True, **settings)
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -119,6 +120,7 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
         "help": " ".join((field.description or "").split()),
         "metavar": shown.get("metavar") or _metavar(name, field),
         "rich_help_panel": shown.get("panel", panel),
+        "autocompletion": _completion(field),
     }
     if kind is bool:
         default = False
@@ -139,6 +141,16 @@ def _parameter(name: str, field: FieldInfo, panel: str | None) -> inspect.Parame
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, made]
     )
+
+
+def _completion(field: FieldInfo) -> Callable[[str], list[str]] | None:
+    """What a shell asks for the values that begin with what was typed; None if any may be."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    literals = [str(v) for kind in kinds if get_origin(kind) is Literal for v in get_args(kind)]
+    values = _shown(field).get("values") or literals
+    if not values:
+        return None
+    return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
 def _metavar(name: str, field: FieldInfo) -> str:

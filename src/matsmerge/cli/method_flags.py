@@ -72,7 +72,8 @@ def made_params() -> list[Any]:
 def _flags() -> Iterator[tuple[str, Any]]:
     """Every flag: its name, and its type with what typer is to know of it."""
     methods, objectives, solvers = known_parts().values()
-    yield "method", _made("part", f"How to merge: {', '.join(methods)}.", WithoutFile.panel)
+    text = f"How to merge: {', '.join(methods)}."
+    yield "method", _made("part", text, WithoutFile.panel, methods)
     solving = {name: own for name, own in methods.items() if own.keys() & known_parts().keys()}
     others = {name: own for name, own in methods.items() if name not in solving}
     fields: dict[str, tuple[str, str | None, str, list[str]]] = {}
@@ -92,12 +93,14 @@ def _flags() -> Iterator[tuple[str, Any]]:
         if name in ("objective", "solver"):
             of = f": {', '.join(known_parts()[name])}"
         if kind is not None:
-            yield name, _made(kind, f"{text}{of}.", panel)
+            values = known_parts().get(name, ())
+            yield name, _made(kind, f"{text}{of}.", panel, values)
 
 
-def _made(kind: str, text: str, panel: str | None) -> Any:
+def _made(kind: str, text: str, panel: str | None, values: Iterable[str] = ()) -> Any:
     """A field of which a model can be made."""
     if kind == "bool":
         return bool | None, option(description=text, panel=panel)
+    known = list(values) or (kind.split("|") if "|" in kind else None)
     metavar = _METAVARS.get(kind, kind)
-    return str | None, option(description=text, panel=panel, metavar=metavar)
+    return str | None, option(description=text, panel=panel, metavar=metavar, values=known)

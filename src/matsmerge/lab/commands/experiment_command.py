@@ -31,6 +31,8 @@ experiment = typer.Typer(
 
 REPORT = "report.html"
 _NEEDED = ("transformers", "accelerate")
+# Looked up here for shells that complete them, without importing what reads suites.
+_SUITES = sorted(path.stem for path in Path(__file__).parents[1].glob("experiments/suites/*.yaml"))
 
 
 class SuiteRunOptions(Execution, LogOptions):
@@ -51,7 +53,7 @@ class SuiteRunOptions(Execution, LogOptions):
 class Restriction(CommandOptions):
     """What of a suite to run, where, and with what."""
 
-    suite: str = argument(metavar="SUITE")
+    suite: str = argument(metavar="SUITE", values=_SUITES)
     """A suite's name, or a YAML file."""
 
     out: Path | None = option(short="-o", metavar="FOLDER")
