@@ -43,12 +43,14 @@ def test_what_is_heard_is_shown_and_told() -> None:
     heard = Heard()
     page = LivePage("Tuning recipe.yaml", heard)
     assert "starting" in page.content()
+    assert "<progress" not in page.content()
     page.stage("tuning", 9, "merges", 2)
     page.advance(1, "last <0.8>")
     page.note("a & b")
     text = page.content()
     assert "Tuning recipe.yaml" in text
     assert "tuning: 3 of 9 merges" in text
+    assert '<progress value="0.3333" aria-label="tuning: 3 of 9 merges">' in text
     assert "now: last &lt;0.8&gt;" in text
     assert "a &amp; b" in text
     assert '<meta http-equiv="refresh" content="3">' in text

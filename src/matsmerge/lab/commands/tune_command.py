@@ -2,6 +2,7 @@
 
 import shlex
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,8 +107,11 @@ def tune(
         told: Progress = bars
         if asked.watch:
             from matsmerge.lab.reports.live_page import watched
+            from matsmerge.lab.reports.tuning_progress import tuning_so_far
 
-            told = stack.enter_context(watched(f"Tuning {asked.file}", bars, bars.note))
+            title, lowest = f"Tuning {asked.file}", options.unlabelled
+            so_far = partial(tuning_so_far, title, asked.out, lowest=lowest)
+            told = stack.enter_context(watched(title, bars, bars.note, so_far))
         found = tune(
             space,
             [*described.tasks, *asked.task],

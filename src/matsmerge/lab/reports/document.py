@@ -95,6 +95,7 @@ class Items:
     title: str
     items: Sequence[str]
     folded: bool = False
+    share: float | None = None  # of work that is done, which a warning draws as a bar
 
 
 @dataclass(frozen=True)

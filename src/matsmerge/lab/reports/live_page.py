@@ -60,7 +60,9 @@ class LivePage(Progress):
         of = f" of {heard.total:,}" if heard.total is not None else ""
         how_far = f"{heard.title}: {heard.done:,}{of} {heard.unit}" if heard.title else "starting"
         now = [f"now: {heard.text}"] if heard.text else []
-        lately = Items("over" if is_over else how_far, [*now, *reversed(self._notes)])
+        share = heard.done / heard.total if heard.total else None
+        said = [*now, *reversed(self._notes)]
+        lately = Items("over", said) if is_over else Items(how_far, said, share=share)
         if not is_over:
             report = replace(report, warnings=[lately])
         elif report is self._empty:

@@ -90,7 +90,9 @@ def _items(block: doc.Items) -> str:
 
 
 def _warning(block: doc.Items) -> str:
-    return f'<div class="warning" role="note"><p>{escape(block.title)}</p>{_items(block)}</div>'
+    title, share = escape(block.title), block.share
+    bar = "" if share is None else f'<progress value="{share:.4f}" aria-label="{title}"></progress>'
+    return f'<div class="warning" role="note"><p>{title}</p>{bar}{_items(block)}</div>'
 
 
 def _folded(title: str, content: str, is_open: bool = False) -> str:

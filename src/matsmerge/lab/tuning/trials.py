@@ -106,6 +106,11 @@ def best(trials: Iterable[Trial], *, lowest: bool = False) -> Trial:
     return (min if lowest else max)(scored, key=lambda trial: trial.score)
 
 
+def trial_of_line(line: Any, where: str) -> Trial:
+    """A trial from a line of a journal; `where` begins what is said of a damaged one."""
+    return parse_as(line, Trial, where, OutputError)
+
+
 class Journal:
     """A line for every trial, after one that says what they are trials of."""
 
@@ -123,7 +128,7 @@ class Journal:
                 "statistics, tasks or values to try; start anew with --overwrite"
             )
         for number, line in enumerate(lines[1:], 2):
-            trial = parse_as(line, Trial, line_of(path, number), OutputError)
+            trial = trial_of_line(line, line_of(path, number))
             self.trials[trial.key] = trial
         self._file = JournalFile.resume(path, num_bytes)
 
