@@ -102,3 +102,13 @@ def test_screens_show_what_is_wanted(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr() == ('{\n  "a": 1\n}\n', "note: decided\n")
     show_everything(JsonScreen(quiet=True))
     assert capsys.readouterr() == ("", "")
+
+
+def test_nothing_is_drawn_where_nothing_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    with Screen().bars():
+        pass
+    assert capsys.readouterr().err == ""
+    with Screen().bars() as bars:
+        bars.stage("merging", 2, "layers")
+        bars.advance(2)
+    assert capsys.readouterr().err.count("\n") == 1

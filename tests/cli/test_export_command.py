@@ -14,7 +14,7 @@ from transformers import BertForSequenceClassification, BertModel, LlamaForCausa
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_from_merging_to_using(mats: Run, tmp_path: Path) -> None:
+def test_from_merging_to_using(mats: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last line of a merge and the card say how the model is used; both are true."""
     save(BertModel(bert_config()), tmp_path / "base", make_tokenizer())
     for seed, name in enumerate(("amazon", "imdb")):
@@ -33,11 +33,12 @@ def test_from_merging_to_using(mats: Run, tmp_path: Path) -> None:
     (call,) = (line for line in card.splitlines() if line.startswith("model = "))
     assert call == 'model = matsmerge.load("merged", task="model")  # or film'
     command = said[said.index("mats export") :].split(", or ")[0].splitlines()[0]
-    arguments = shlex.split(command.replace("FOLDER", str(tmp_path / "alone")))
-    code, said, err = mats(*arguments[1:])
+    monkeypatch.chdir(tmp_path)
+    code, said, err = mats(*shlex.split(command)[1:])
     assert code == 0, err
     assert "transformers.pipeline" in said
-    assert (tmp_path / "alone" / "config.json").exists()
+    assert (tmp_path / "merged-model" / "config.json").exists()
+    assert "--task film on the command line" in mats("export", out, "--out", tmp_path / "o")[2]
     assert mats("export", out)[2].count("--out") == 1
     assert "print a command" in mats("export", out, "--gguf", "--task", "film")[2]
 

@@ -27,6 +27,8 @@ GIVEN: list[tuple[list[str], str]] = [
     (["merge", "recipe.yaml", "--out", "merged"], "2 models merged into merged"),
     (["mergekit", "mergekit.yml", "as-mergekit"], "1 model merged into as-mergekit"),
     (["inspect", "merged"], "fingerprint"),
+    (["inspect", "all.safetensors", "--subspace"], "effective rank"),
+    (["inspect", "merged", "--subspace", "--statistics", "all.safetensors", "--model", "tuned/sst2", "--base", "base"], "merged weights from"),
     (["inspect", "base", "base"], "they are the same model"),
     (["inspect", "tuned/sst2", "merged"], "a typical tensor that changed differs by"),
     (["evaluate", "merged", *TASKS, "--out", "scores"], "on average; --individual TASK=MODEL says"),

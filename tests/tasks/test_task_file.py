@@ -81,7 +81,7 @@ def test_all_mistakes_at_once(tmp_path: Path) -> None:
 
 
 def test_unreadable(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+    with pytest.raises(DataError, match="no such file; a task file says"):
         read_task_file(tmp_path / "none.yaml")
     (tmp_path / "x.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(DataError, match="not UTF-8 text"):

@@ -39,7 +39,7 @@ _SUITES = (
 
 
 def expect(method: str, change: float) -> Iterator[Finding]:
-    """What the suite whose models moved most nearly as far has to say of a method."""
+    """How good a method was in the suite whose models moved about as far as these."""
     if not 0 < change < math.inf:
         return
     suite = min(_SUITES, key=lambda s: abs(math.log(change / s.change)))
@@ -48,7 +48,7 @@ def expect(method: str, change: float) -> Iterator[Finding]:
     yield Finding(
         "expectation",
         "note",
-        f"In our suite {suite.name}, whose models moved most nearly as far (a typical matrix by "
-        f"{suite.change:.0%} of its norm), {known} of the separate models' accuracy, averaging "
+        f"Of our suites, {suite.name} is the most like this: its models moved by {suite.change:.0%}"
+        f" of a typical matrix's norm. There {known} of the separate models' accuracy, averaging "
         f"{suite.kept['average']:.0f} %. Check the result on your own tasks (mats evaluate).",
     )

@@ -67,6 +67,7 @@ class ProgressBars(Progress):
         self._current: TaskID | None = None
 
     def stage(self, title: str, total: int | None = None, unit: str = BYTES, done: int = 0) -> None:
+        self._bars.start()
         self._current = self._bars.add_task(title, total=total, completed=done, unit=unit, doing="")
 
     def advance(self, amount: int, doing: str | None = None) -> None:
@@ -106,8 +107,12 @@ class Screen(CommandOptions):
             TextColumn("left", table_column=whole()),
             TimeRemainingColumn(table_column=whole()),
         )
-        with Bars(*columns, console=stderr, disable=self._hides_progress) as bars:
+        bars = Bars(*columns, console=stderr, disable=self._hides_progress)
+        try:
             yield ProgressBars(bars)
+        finally:
+            if bars.tasks:  # without any it would end with an empty line
+                bars.stop()
 
     @contextmanager
     def status(self, what: str) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """What `mats merge` says: before, what it would do; after, how its layers ended."""
 
+import json
 import shlex
 import shutil
 from collections import Counter
@@ -132,10 +133,14 @@ def show_what_is_next(merged: "Merged", out: Path, screen: Screen) -> None:
         screen.next(f"mats inspect {shlex.quote(str(out))}")
         return
     tasks, place = list(merged.report["heads"]), shlex.quote(str(out))
-    of = f" --task {tasks[0]}" if tasks else ""
-    screen.say(
-        f"use it: {load_call(str(out), tasks)} in Python, or mats export {place}{of} --out FOLDER"
-    )
+    new = shlex.quote(f"{out.name}-{tasks[0] if tasks else 'full'}")
+    if tasks:
+        other = f"mats export {place} --task {tasks[0]} --out {new}"
+    elif (folder / "adapter_config.json").exists():
+        other = f"mats export {place} --out {new} for a full model"
+    else:
+        other = f"from_pretrained({json.dumps(str(out))}) of transformers"
+    screen.say(f"use it: {load_call(str(out), tasks)} in Python, or {other}")
     screen.next(f"mats evaluate {place} --task TASK.yaml", "how good it is")
 
 

@@ -20,7 +20,6 @@ from matsmerge.methods.method import Measuring, Method, merge_whole
 from matsmerge.methods.objectives.fisher import BlockFisher
 from matsmerge.methods.objectives.gram import GramObjective
 from matsmerge.methods.objectives.objective import Evidence
-from matsmerge.methods.options import Options
 from matsmerge.methods.parts import (
     InitPart,
     ObjectivePart,
@@ -267,8 +266,8 @@ class Mats(Parts, Method):
 
     @property
     def summary(self) -> str:
-        stages = (f"{_short(stage.objective)} by {_short(stage.solver)}" for stage in self.rounds)
-        return ", then ".join([_short(self.start), *stages])
+        stages = (f"{s.objective.in_short} by {s.solver.in_short}" for s in self.rounds)
+        return ", then ".join([self.start.in_short, *stages])
 
 
 def _for_features(stage: Stage) -> Stage:
@@ -277,9 +276,3 @@ def _for_features(stage: Stage) -> Stage:
     if objective is stage.objective:
         return stage
     return Stage(objective=objective, solver=ClosedForm())
-
-
-def _short(part: Options) -> str:
-    options = part.model_dump(exclude_defaults=True)
-    chosen = ", ".join(f"{k}={v!r}" for k, v in options.items() if k != "name")
-    return part.name + (f"({chosen})" if chosen else "")

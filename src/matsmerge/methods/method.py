@@ -207,7 +207,7 @@ class Method(Options, ABC):
     @property
     def summary(self) -> str:
         """What it does, in a line for people."""
-        return repr(self)
+        return self.in_short
 
 
 def merge_whole(method: Method, site: Site) -> Tensor:

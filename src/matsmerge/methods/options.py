@@ -40,6 +40,13 @@ class Options(BaseModel):
         """The plain data that a recipe would have to say to get the same."""
         return written(self, type(self).model_fields)
 
+    @property
+    def in_short(self) -> str:
+        """Its name with the options that are not as they are by default: `ties(density=0.1)`."""
+        options = self.model_dump(exclude_defaults=True)
+        chosen = ", ".join(f"{key}={value!r}" for key, value in options.items() if key != "name")
+        return f"{self.name}({chosen})" if chosen else self.name
+
     @model_validator(mode="before")
     @classmethod
     def _without_name(cls, data: Any) -> Any:

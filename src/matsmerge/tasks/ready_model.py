@@ -117,13 +117,16 @@ def _is_export(folder: Path) -> bool:
 def _find_head(opened: ModelFolder, task: str | None) -> Path | None:
     """The file of the head for a task; None where the model has a head itself, or needs none."""
     heads = find_heads(opened.checkpoint.folder)
-    known = ", ".join(heads)
+    known, first = ", ".join(heads), next(iter(heads), "")
     if task in heads:
         return heads[task]
     if task is None and not heads:
         return None
     if task is None:
-        raise DataError(f"{opened.label}: has a head for each of {known}; say which with task=")
+        raise DataError(
+            f"{opened.label}: has a head for each of {known}; say for which task: "
+            f"task={first!r} in Python, --task {first} on the command line"
+        )
     if not heads:
         raise DataError(
             f"{opened.label}: has no heads/ to choose '{task}' from; leave out the task"

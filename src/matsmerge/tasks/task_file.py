@@ -127,6 +127,13 @@ class TaskFile(BaseModel):
 def read_task_file(path: str | Path) -> TaskFile:
     """Read a YAML or JSON file; everything that is wrong with it is one error."""
     path = local_path(path)
+    with reading(path, DataError):
+        is_there = fetch_path(path).exists()
+    if not is_there:
+        raise DataError(
+            f"{path}: no such file; a task file says what kind of task it is and where its data "
+            "is, in two lines: 'task: sequence_classification' and 'data: rows.jsonl'"
+        )
     content = read_yaml(path, DataError)
     if not isinstance(content, Mapping):
         raise DataError(f"{path}: expected a mapping with keys such as 'task' and 'data'")

@@ -114,4 +114,4 @@ def evaluate(
         merged = shlex.quote(next(iter(named.values())))
         screen.next(f"mats report {merged} --scores {shlex.quote(str(target))}")
     else:
-        screen.next("the same command with --out FOLDER keeps scores, for mats report")
+        screen.next("the same command with --out scores keeps the scores, for mats report")

@@ -1,6 +1,7 @@
 """`mats inspect --subspace`: the directions that matter to tasks, and what a merge did to them."""
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -114,6 +115,10 @@ def inspect(path: str, other: str | None, asked: SubspaceOptions, screen: JsonSc
         screen.say("", *(f"left out: {len(found)} {why}" for why, found in view.skipped.items()))
     if target is not None and not screen.quiet:
         screen.say(f"figure in {target}")
+    if merged is None:
+        screen.next("mats inspect MERGED --subspace", "where a model merged with these is")
+    else:
+        screen.next(f"mats report {shlex.quote(path)}", "the same as a page, with the recipe")
 
 
 def _show_layers(view: "SubspaceView", screen: Screen) -> None:

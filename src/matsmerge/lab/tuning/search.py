@@ -163,7 +163,7 @@ def tune(
             log.trial(trial.choice, {**trial.scores, "mean": trial.score})
         began = time.monotonic()
         for trial in trials:
-            told.advance(1, "failed" if trial.failure else f"last {trial.score:.4g}")
+            told.advance(1, "failed" if trial.failure else f"last score {trial.score:.4g}")
             log.trial(trial.choice, {**trial.scores, "mean": trial.score})
             log.seconds("trial", time.monotonic() - began)
             began = time.monotonic()
