@@ -89,7 +89,8 @@ def commands_page() -> str:
     for name, command in walk_commands(typer.main.get_command(make_app(*COMMANDS)), "mats"):
         context: Any = command.make_context(name, [], resilient_parsing=True)
         parts.append(f"## {name}\n\n```text\n{usage(command, context)}\n```\n")
-        parts.append(textwrap.dedent(command.help or "") + "\n")
+        about = textwrap.dedent(command.help or "")
+        parts.append(re.sub(r"^mats ", "    mats ", about, flags=re.MULTILINE) + "\n")
         panels: dict[str, list[list[str]]] = {}
         for param in shown_params(command, context):
             kind = "Options" if param_names(param).startswith("-") else "Arguments"

@@ -48,6 +48,9 @@ def test_every_page_is_in_the_navigation(site_pages: ModuleType) -> None:
 
 def test_commands_are_listed_with_their_options(site_pages: ModuleType) -> None:
     page = site_pages.commands_page()
+    assert "\n    mats init\n" in page  # an example, set as code
+    assert "mats merge [OPTIONS] [RECIPE | MODEL...]\n" in page
+    assert "| `-o, --out FOLDER` | Folder to write the merged model to" in page
     for command in ("merge", "collect", "experiment run", "stats combine", "schema"):
         assert f"\n## mats {command}\n" in page
     merging = page[page.index("## mats merge") : page.index("## mats evaluate")]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import pytest
+import typer
 from forked_commands import run_mats
 
 from matsmerge.cli import commands
@@ -42,7 +43,12 @@ def test_a_shell_that_asks(typed: str, found: str, monkeypatch: pytest.MonkeyPat
 def test_only_the_command_that_is_typed_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     make_app = commands.make_app
-    monkeypatch.setattr(commands, "make_app", lambda *names: (asked.extend(names), make_app())[1])
+
+    def make(*names: str) -> typer.Typer:
+        asked.extend(names)
+        return make_app()
+
+    monkeypatch.setattr(commands, "make_app", make)
     for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"):  # bash; zsh and fish
         monkeypatch.setenv("_MATS_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "")
