@@ -79,3 +79,18 @@ def test_groups_list_their_commands(mats: Run) -> None:
         assert " ".join(command.summary.split()) in " ".join(out.split())
     _, out, _ = mats("stats", "--help")
     assert "\nCommands\n  combine               Add up statistics of one model" in out
+
+
+def test_names_of_arguments_say_whether_they_are_needed() -> None:
+    """As `[MODEL]` if not, and with dots where there may be several."""
+
+    def names(path: str) -> list[str]:
+        command = next(c for p, c in all_commands() if p == path.split())
+        context = command.make_context("mats", [], resilient_parsing=True)
+        return [param_names(p) for p in shown_params(command, context) if p.name != "help"]
+
+    assert names("stats combine")[0] == "FILES..."
+    assert names("cost")[0] == "[RECIPE]"
+    assert names("inspect")[0] == "PATH"
+    assert "--watch" in names("tune")  # a switch has no value
+    assert "--loss mean|sum" in names("train")

@@ -132,3 +132,11 @@ def test_tables(table: dict[str, Any]) -> None:
         assert cls.name == name
         assert cls.__doc__
         assert all(field.description for field in cls.model_fields.values()), name
+
+
+def test_what_plans_call_them() -> None:
+    """A name as recipes have it, and the options that are not as they are by default."""
+    assert Average().summary == "average"
+    assert TaskArithmetic(scale=0.5).summary == "task_arithmetic(scale=0.5)"
+    solved = Mats(init=TaskArithmetic(scale=0.5), objective=Tact(density=0.1)).summary
+    assert solved.startswith("task_arithmetic(scale=0.5), then tact(density=0.1) by cg")
