@@ -75,7 +75,6 @@ class Solving(CommandOptions):
 
     panel = "Solving linear systems (mats and its kin)"
 
-    # With the backslash, 100 between colons is no emoji.
     trajectory: str | None = option(metavar="LIST")
     """Write a model for each of these iterations, from one run: 10,20,50 or 10:100:10. They go to
     OUT/iteration-N."""
