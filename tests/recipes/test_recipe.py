@@ -51,8 +51,8 @@ def test_a_method_is_made_without_the_others(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_method_alone_is_the_one_among_all(name: str) -> None:
-    needed = {"passthrough": {"model": "a"}, "nearswap": {"t": [0.1, 0.3]}}.get(name, {})
-    spec = MethodSpec.model_validate({"name": name, **needed})
+    options: dict[str, dict[str, Any]] = {"passthrough": {"model": "a"}, "nearswap": {"t": [0, 1]}}
+    spec = MethodSpec.model_validate({"name": name, **options.get(name, {})})
     among_all = method_spec._methods().validate_python(spec.written, context={"depth": 0.5})
     assert spec.at_depth(0.5) == among_all
     assert type(among_all) is METHODS[name]
