@@ -135,7 +135,7 @@ def _not_read(path: Path, error: OSError) -> ResourceError:
 def _are_in_memory(file: int, places: Iterable[int]) -> bool:
     """Whether the kernel has the bytes at some places of a file in memory; False if it won't say.
 
-    Asking it to read what it has in memory takes it as long as a tenth of the reading would.
+    Asked to read what it has, it goes through every page of it, which takes time as well.
     """
     if not hasattr(os, "RWF_NOWAIT"):
         return False
