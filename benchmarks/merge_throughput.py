@@ -3,10 +3,11 @@
     python benchmarks/merge_throughput.py --mergekit .peers/bin/mergekit-yaml
 
 Both tools are run as commands, with the same YAML, on the same files, one after the other; times
-include starting up. The copy limit reads every input and writes as many bytes as the output has,
-both with plain file operations, and waits for the disk. Peak memory is that of the command and all
-its processes (proportional set sizes added up, looked at up to 20 times a second), less that of an
-interpreter that has only imported torch and safetensors. Processor seconds, of all threads and
+include starting up, with bytecode that an earlier start has left, as installing leaves it. The copy
+limit reads every input and writes as many bytes as the output has, both with plain file operations,
+and waits for the disk. Peak memory is that of the command and all its processes (proportional set
+sizes added up, looked at up to 20 times a second), less that of an interpreter that has only
+imported torch and safetensors. Processor seconds, of all threads and
 processes, are those that do not depend on what else a machine does.
 
 scripts/peers makes the environment with mergekit. --layers 2 is a quick trial.
@@ -207,6 +208,10 @@ def main() -> None:
         )
         maker.start()
         maker.join()
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        mats_command = str(Path(sys.executable).with_name("mats"))
+        if arguments.mergekit:
+            run([str(arguments.mergekit), "--help"])
         paths = model_paths(folder, arguments.models)
         size = (paths[0] / "model.safetensors").stat().st_size
         print(f"{arguments.models} models and a base of {size / 2e9:.3f} billion parameters, bf16")
@@ -222,7 +227,8 @@ def main() -> None:
             file = folder / "recipe.yaml"
             file.write_text(recipe(method, paths))
             out = folder / "out"
-            mats = [str(Path(sys.executable).with_name("mats")), "merge", str(file), "-o", str(out)]
+            mats = [mats_command, "merge", str(file), "-o", str(out)]
+            run([*mats, "--dry-run", "--quiet"])
             copies, ours = [], []
             for _ in range(arguments.repeat):
                 copies.append(copy_limit(paths, folder / "copy"))

@@ -58,3 +58,20 @@ def test_equal_values_are_counted_not_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(seen.inside) <= 10
     assert seen.counts.sum() == 600
     assert kth_largest(201, seen, Bracket()) == 2.0
+
+
+@settings(max_examples=100, deadline=None)
+@given(parts=st.lists(st.lists(st.sampled_from([0.5, 1.0, 2.5, 7.0]), max_size=40), min_size=1))
+def test_counts_are_those_of_single_values(parts: list[list[float]]) -> None:
+    """However often tallies of tallies are added up, of values seen once or many times."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(selection, "MAX_REPEATED", 5)
+        tallies = [tally(np.array(part, dtype=np.float32), Bracket(0.6, 5)) for part in parts]
+        seen = add_tallies([add_tallies(tallies[:1]), *tallies[1:]])
+    everything = [value for part in parts for value in part]
+    found: dict[float, int] = {}
+    for value, count in zip(seen.inside.tolist(), seen.counts.tolist(), strict=True):
+        found[value] = found.get(value, 0) + count
+    assert found == {v: everything.count(v) for v in (1.0, 2.5) if v in everything}
+    assert seen.num_above == everything.count(7.0)
+    assert seen.counts.dtype == np.int64

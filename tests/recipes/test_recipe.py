@@ -4,9 +4,12 @@ from typing import Any
 import pytest
 
 from matsmerge import RecipeError
+from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.objectives.kfac import Kfac
 from matsmerge.methods.ties import Ties
+from matsmerge.recipes import method_spec
+from matsmerge.recipes.method_spec import MethodSpec
 from matsmerge.recipes.recipe import make_recipe, short_names
 from matsmerge.recipes.recipe_file import read_recipe
 
@@ -38,6 +41,21 @@ def test_a_method_may_be_an_object() -> None:
     recipe = make_recipe(GOOD | {"method": Mats(init=Ties(density=0.1), objective=Kfac())})
     assert recipe.method.at_depth(0) == Mats(init=Ties(density=0.1), objective=Kfac())
     assert make_recipe(recipe.model_dump(mode="json")) == recipe
+
+
+def test_a_method_is_made_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(method_spec, "_methods", None)
+    method = make_recipe(GOOD | {"method": {"name": "ties", "density": [0.2, 0.4]}}).method
+    assert method.at_depth(0.5) == Ties(density=0.2 + 0.5 * (0.4 - 0.2))
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_alone_is_the_one_among_all(name: str) -> None:
+    options: dict[str, dict[str, Any]] = {"passthrough": {"model": "a"}, "nearswap": {"t": [0, 1]}}
+    spec = MethodSpec.model_validate({"name": name, **options.get(name, {})})
+    among_all = method_spec._methods().validate_python(spec.written, context={"depth": 0.5})
+    assert spec.at_depth(0.5) == among_all
+    assert type(among_all) is METHODS[name]
 
 
 @pytest.mark.parametrize(

@@ -49,8 +49,20 @@ class Buffer:
         self.tensor = torch.empty(num_elements, dtype=dtype, pin_memory=self._is_pinned)
         self.bytes: memoryview = self.tensor.view(torch.uint8).numpy().data
 
+    def first(self, num_elements: int) -> "Buffer":
+        """The memory of its first elements."""
+        if num_elements == len(self.tensor):
+            return self
+        part = Buffer.__new__(Buffer)
+        part._device, part._is_pinned = self._device, self._is_pinned
+        part.tensor = self.tensor[:num_elements]
+        part.bytes = self.bytes[: num_elements * self.tensor.element_size()]
+        return part
+
     def on_device(self) -> Tensor:
         """The tensor where it is to go."""
+        if self._device == "cpu":
+            return self.tensor
         return self.tensor.to(self._device, non_blocking=self._is_pinned)
 
 

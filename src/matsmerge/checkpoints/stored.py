@@ -1,8 +1,7 @@
 """Checkpoints in safetensors files: one file, or the shards of one model."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -21,6 +20,8 @@ from matsmerge.files.mirror import each_at_once, remote_file
 from matsmerge.files.open_files import OpenFiles
 from matsmerge.files.remote_file import RemoteFile, fetching
 from matsmerge.problems import noted
+
+_PLACES_LOOKED_AT = 8  # to see whether what will be read soon is in memory
 
 
 class StoredCheckpoint(Checkpoint):
@@ -70,11 +71,13 @@ class StoredCheckpoint(Checkpoint):
         offset += start * self.specs[name].dtype.itemsize
         view = buffer.bytes
         while len(view):
-            with _still_read(path):
-                if remote := self._remote.get(path):
+            try:
+                if self._remote and (remote := self._remote.get(path)):
                     remote.read_into(view, offset)
                     return
                 count = os.preadv(self._open.descriptor(path), [view], offset)
+            except OSError as error:
+                raise _not_read(path, error) from error
             if count == 0:
                 raise CheckpointError(
                     f"{path}: ended while reading tensor '{name}'; it was cut since it was opened"
@@ -93,8 +96,10 @@ class StoredCheckpoint(Checkpoint):
         remote = self._remote.get(self._where[name][0])
         if remote is None:
             return self.read(*stretch)
-        with _still_read(self._where[name][0]):
+        try:
             content = remote.read(*self._span(name, start, stop))
+        except OSError as error:
+            raise _not_read(self._where[name][0], error) from error
         return torch.frombuffer(bytearray(content), dtype=self.specs[name].dtype)
 
     def prefetch(self, name: str, start: int, stop: int) -> None:
@@ -104,7 +109,9 @@ class StoredCheckpoint(Checkpoint):
             remote.prefetch(begin, end)
         elif hasattr(os, "posix_fadvise"):
             file = self._open.descriptor(path)
-            os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
+            places = range(begin, end, max(1, (end - begin) // _PLACES_LOOKED_AT))
+            if not _are_in_memory(file, places):
+                os.posix_fadvise(file, begin, end - begin, os.POSIX_FADV_WILLNEED)
 
     def _span(self, name: str, start: int, stop: int) -> tuple[int, int]:
         """The bytes of a stretch in its file."""
@@ -117,13 +124,22 @@ def _open(path: Path) -> tuple[InputFile, SafetensorsHeader, RemoteFile | None]:
     return file, read_header(path), remote_file(path)
 
 
-@contextmanager
-def _still_read(path: Path) -> Iterator[None]:
+def _not_read(path: Path, error: OSError) -> ResourceError:
     """Say of a file that was opened, and now cannot be read, how to go on."""
+    return ResourceError(
+        f"{path}: cannot be read any more ({error.strerror}); what was done is kept, continue "
+        "with --resume"
+    )
+
+
+def _are_in_memory(file: int, places: Iterable[int]) -> bool:
+    """Whether the kernel has the bytes at some places of a file in memory; False if it won't say.
+
+    Asked to read what it has, it goes through every page of it, which takes time as well.
+    """
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
     try:
-        yield
-    except OSError as error:
-        raise ResourceError(
-            f"{path}: cannot be read any more ({error.strerror}); what was done is kept, continue "
-            "with --resume"
-        ) from error
+        return all(os.preadv(file, [bytearray(1)], place, os.RWF_NOWAIT) for place in places)
+    except OSError:
+        return False

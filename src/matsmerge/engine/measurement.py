@@ -25,6 +25,7 @@ def measure(
         result |= {parameter.name: measured for parameter in group}
     if plan.measured_alone:
         pieces = [_alone(parameter, worker.alignment) for parameter in plan.measured_alone]
+        pieces.sort(key=lambda piece: -piece.num_bytes)  # so that all workers end together
         function = partial(_measure_alone, worker)
         result |= map_pieces(executor, progress, "measuring", function, pieces)
     return result

@@ -269,20 +269,25 @@ def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:
             yield place
 
 
-_buffers = threading.local()
+class _Buffers(threading.local):
+    def __init__(self) -> None:
+        self.of_blocks: dict[torch.dtype, Buffer] = {}
+
+
+_buffers = _Buffers()
 
 
 def _buffer(num_elements: int, dtype: torch.dtype, device: str) -> Buffer:
-    """A block as stored, in memory that its thread uses again and again.
+    """A block as stored, or less, in memory that its thread uses again and again.
 
     On the way to a device it may still be read while the next block is.
     """
-    if num_elements != BLOCK_ELEMENTS or device != PROCESSOR:
+    if num_elements > BLOCK_ELEMENTS or device != PROCESSOR:
         return Buffer(num_elements, dtype, device)
-    own: dict[str, Buffer] = _buffers.__dict__
-    if str(dtype) not in own:
-        own[str(dtype)] = Buffer(num_elements, dtype)
-    return own[str(dtype)]
+    found = _buffers.of_blocks.get(dtype)
+    if found is None:
+        found = _buffers.of_blocks[dtype] = Buffer(BLOCK_ELEMENTS, dtype)
+    return found.first(num_elements)
 
 
 def _device_of(planned: PlannedSite, device: str) -> str:

@@ -17,11 +17,14 @@ class OpenFiles:
         self._lock = threading.Lock()
 
     def descriptor(self, path: Path) -> int:
-        if path not in self._descriptors:
+        found = self._descriptors.get(path)
+        if found is None:
             with self._lock:
-                if path not in self._descriptors:
-                    self._descriptors[path] = os.open(path, self._flags | os.O_CLOEXEC, 0o666)
-        return self._descriptors[path]
+                found = self._descriptors.get(path)
+                if found is None:
+                    found = os.open(path, self._flags | os.O_CLOEXEC, 0o666)
+                    self._descriptors[path] = found
+        return found
 
     def sync(self) -> None:
         """Wait until what was written to them has reached the disk."""

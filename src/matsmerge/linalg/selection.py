@@ -84,8 +84,11 @@ def _count_equal(seen: Tally) -> Tally:
     """The same with equal values counted instead of kept, where there are many."""
     if len(seen.inside) <= MAX_REPEATED:
         return seen
-    inside, where = np.unique(seen.inside, return_inverse=True)
-    counts = np.bincount(where, weights=seen.counts).astype(np.int64)
+    if seen.counts.max() == 1:  # then values need no places, which take much longer to sort
+        inside, counts = np.unique(seen.inside, return_counts=True)
+    else:
+        inside, where = np.unique(seen.inside, return_inverse=True)
+        counts = np.bincount(where, weights=seen.counts).astype(np.int64)
     return Tally(seen.num_above, cast(FloatArray, inside), counts)
 
 

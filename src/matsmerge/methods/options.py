@@ -27,7 +27,8 @@ class Options(BaseModel):
     over the depth of the network, and becomes the number at that depth.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+    # Of tens of classes a merge uses one or two: the others are not made ready.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     name: ClassVar[str] = ""  # of what recipes never name, nothing
 

@@ -98,7 +98,7 @@ def find_ranked(
 def sample_pass(rows: Callable[[Site], Iterable[Tensor]], num_elements: int) -> Pass:
     """A pass that notes rows at some sites, from which to guess where a rank is."""
     # More blocks take longer to sample, fewer leave more to collect and sort.
-    num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (32 * _SAMPLE_BLOCK))
+    num_blocks = min(math.isqrt(num_elements) // 16, num_elements // (64 * _SAMPLE_BLOCK))
     spacing = num_elements // max(16, num_blocks)
     return Pass(_Sampling(rows), spacing=spacing, block_elements=_SAMPLE_BLOCK)
 

@@ -1,6 +1,7 @@
 """A method as a recipe writes it."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -45,7 +46,11 @@ class MethodSpec(BaseModel):
 
     def at_depth(self, depth: float) -> Method:
         """The method with the values its options have at a depth between 0 and 1."""
-        return _methods().validate_python(self.written, context={"depth": depth})
+        context = {"depth": depth}
+        if self.name in METHODS:
+            with suppress(ValidationError):  # which is found again, and then says the method's name
+                return METHODS[self.name].model_validate(self.written, context=context)
+        return _methods().validate_python(self.written, context=context)
 
     @model_validator(mode="after")
     def _makes_a_method(self) -> "MethodSpec":
