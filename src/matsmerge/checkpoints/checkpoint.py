@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,8 +54,7 @@ class Buffer:
         """The memory of its first elements."""
         if num_elements == len(self.tensor):
             return self
-        part = Buffer.__new__(Buffer)
-        part._device, part._is_pinned = self._device, self._is_pinned
+        part = copy(self)
         part.tensor = self.tensor[:num_elements]
         part.bytes = self.bytes[: num_elements * self.tensor.element_size()]
         return part
