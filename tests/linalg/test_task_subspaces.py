@@ -20,7 +20,7 @@ from matsmerge.linalg.task_subspaces import (
     is_truncated,
     products_of,
 )
-from matsmerge.linalg.truncated import Factor, isotropic, truncate
+from matsmerge.linalg.truncated import Factor, Truncated, isotropic, truncate
 
 F64 = torch.float64
 SHAPE = torch.Size((9, 11))
@@ -218,3 +218,56 @@ def test_in_full_is_the_same_operator() -> None:
     assert isinstance(found, Gram)
     torch.testing.assert_close(found(x), operator(x))
     assert len(products_of(operator, SHAPE)) == 3
+
+
+@pytest.mark.parametrize("angle", [1e-1, 1e-4, 1e-9, 0.0])
+def test_bases_of_directions_that_are_nearly_the_same(angle: float) -> None:
+    """Whichever way a basis is found, it is orthonormal, holds all, and the parts are apart."""
+    generator = torch.Generator().manual_seed(6)
+    first = make_products([(2, 3)])[0]
+    products = [first]
+    for _ in range(2):
+        factors = []
+        for one in (first.outputs, first.inputs):
+            assert isinstance(one, Truncated)
+            noise = torch.randn(one.vectors.shape, dtype=F64, generator=generator)
+            vectors = torch.linalg.qr(one.vectors + angle * noise).Q
+            factors.append(Truncated(vectors, one.values, one.rest))
+        products.append(TruncatedProduct(factors[0], factors[1]))
+    apart = fall_apart(products, F64)
+    for basis, vectors in (
+        (apart.v, [p.outputs.vectors for p in products if isinstance(p.outputs, Truncated)]),
+        (apart.u, [p.inputs.vectors for p in products if isinstance(p.inputs, Truncated)]),
+    ):
+        torch.testing.assert_close(basis.mT @ basis, torch.eye(basis.shape[1], dtype=F64))
+        for one in vectors:
+            torch.testing.assert_close(basis @ (basis.mT @ one), one, rtol=1e-9, atol=1e-10)
+    x = torch.randn(*SHAPE, dtype=F64, generator=generator)
+    image = (dense_sum(products) @ x.flatten()).view(SHAPE)
+    v, u, border = apart.v, apart.u, apart.border
+    for part, (before, after) in project(apart).items():
+        y = before @ x @ after
+        found = {
+            "inner": v @ Sum(tuple(apart.inner))(v.mT @ y @ u) @ u.mT,
+            "left": v @ (border[:-1, -1:] * (v.mT @ y)),
+            "right": ((y @ u) * border[-1, :-1]) @ u.mT,
+            "rest": y * border[-1, -1],
+        }[part]
+        torch.testing.assert_close(found, before @ image @ after, rtol=1e-8, atol=1e-9)
+
+
+def test_lengths_of_what_is_next_to_nothing_beside_the_rest_of_a_residual() -> None:
+    """A difference of square sums has no digits of them; then they are measured."""
+    apart = fall_apart(make_products([(2, 3), (1, 2)]), F64)
+    generator = torch.Generator().manual_seed(7)
+    x = torch.randn(*SHAPE, dtype=F64, generator=generator)
+    parts = {part: before @ x @ after for part, (before, after) in project(apart).items()}
+    residual = parts["inner"] + 1e-9 * (parts["left"] + parts["right"] + parts["rest"])
+    seen_from = Coordinates(apart, residual)
+    lengths = seen_from.residual * 1e9
+    expected = (apart.v.mT @ parts["left"]).norm(dim=1)
+    torch.testing.assert_close(lengths[:-1, -1], expected, rtol=1e-5, atol=0.0)
+    expected = (parts["right"] @ apart.u).norm(dim=0)
+    torch.testing.assert_close(lengths[-1, :-1], expected, rtol=1e-5, atol=0.0)
+    assert float(lengths[-1, -1]) == pytest.approx(float(parts["rest"].norm()), rel=1e-5)
+    torch.testing.assert_close(seen_from.leave(seen_from.residual), residual)

@@ -1,7 +1,7 @@
 """Solutions of systems that fall apart in the models' task subspaces: see `task_subspaces`."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.linalg.conjugate_gradients import conjugate_gradients, restate
+from matsmerge.linalg.joint_products import is_joinable, join_products
 from matsmerge.linalg.kronecker_sums import solve_pair
 from matsmerge.linalg.operators import (
     Diagonal,
@@ -26,6 +27,8 @@ from matsmerge.linalg.task_subspaces import (
     products_of,
 )
 from matsmerge.linalg.truncated import Truncated
+
+_F32, _F64 = torch.float32, torch.float64
 
 
 def solve_apart(system: System, stored: torch.dtype = torch.float32) -> Solution:
@@ -132,6 +135,7 @@ def iterate_apart(
     is_plain = preconditioner == "none"
     mean = float((diagonal * apart.multiplicity).sum()) / (shape[0] * shape[1])
     divisor = torch.ones_like(diagonal) if is_plain else (diagonal + damping * mean) / largest
+    inverse = torch.where(diagonal > 0, 1 / divisor, 0)
 
     def see(other: System, operator: _Function, residual: Tensor) -> System:
         return System(operator, residual / largest, other.objective / largest, other.size / largest)
@@ -143,7 +147,7 @@ def iterate_apart(
     solution = conjugate_gradients(
         see(system, _bordered(apart, 1 / largest), seen_from.residual),
         limits,
-        precondition=lambda r: torch.where(diagonal > 0, r / divisor, 0),
+        precondition=lambda r: r * inverse,
         held_out=held_out
         and see(held_out, _Function(apply_held_out), seen_from.enter(held_out.residual)),
         products=torch.float64 if is_plain else torch.float32,
@@ -178,12 +182,31 @@ class _Function(Operator):
 
 def _bordered(apart: Apart, scale: float) -> _Function:
     """The operator on the unknowns: `inner`, and the border multiplied."""
-    inner = [term * scale for term in apart.raised_inner]
+    terms = apart.raised_inner
+    if not terms or not all(map(is_joinable, terms)):
+        return _beside_border(apart.border * scale, [term * scale for term in terms])
+    joint = join_products(terms) * scale
+    if not apart.is_regular:
+        return _beside_border(apart.border * scale, [joint])
+    # What the rest of one side does beside the other's directions is diagonal in these bases.
     border = apart.border * scale
+    border[:-1, :-1] = border[:-1, -1:] + border[-1, :-1] - border[-1, -1]
+    rounded = {dtype: (border.to(dtype), joint.to(dtype)) for dtype in (_F32, _F64)}
 
     def apply(x: Tensor) -> Tensor:
+        border, joint = rounded[x.dtype]
+        image = x * border
+        along = joint.inside(x[:-1, :-1] @ joint.u)
+        image[:-1, :-1] += along.mul_(joint.s) @ joint.u.mT
+        return image
+
+    return _Function(apply)
+
+
+def _beside_border(border: Tensor, terms: Sequence[Operator]) -> _Function:
+    def apply(x: Tensor) -> Tensor:
         image = x * border.to(x.dtype)
-        for term in inner:
+        for term in terms:
             image[:-1, :-1] += term(x[:-1, :-1])
         return image
 

@@ -22,7 +22,8 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from matsmerge.linalg.operators import Operator, Paired
+from matsmerge.linalg.joint_products import Gathered, is_joinable
+from matsmerge.linalg.operators import Operator, Paired, TruncatedProduct
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,13 @@ def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> Syst
     residual = torch.zeros_like(start, dtype=torch.float64)
     right = torch.zeros_like(residual)
     objective = 0.0
+    gathered = Gathered(start)
     for given, weights in terms:
         difference = weights - start
+        if isinstance(given, TruncatedProduct) and is_joinable(given):
+            gathered.add(given, difference)
+            operator = given if operator is None else operator + given
+            continue
         if isinstance(given, Paired):
             covariance, both = given.own, torch.cat([difference, weights], dim=-1)
             image = given.both(both)
@@ -65,6 +71,15 @@ def make_system(terms: Iterable[tuple[Operator, Tensor]], start: Tensor) -> Syst
         residual += change
         objective += 0.5 * energy
         operator = covariance if operator is None else operator + covariance
+    joined = gathered.join()
+    if joined is not None:
+        joint, image, energy = joined
+        residual += image
+        objective += 0.5 * energy
+        # sum_m C_m(W_m) = R + A(X0)
+        right += image
+        unit = joint.size or 1.0
+        right.add_((joint * (1 / unit)).to(torch.float32)(start.float()), alpha=unit)
     assert operator is not None, "a system needs at least one term"
     return System(operator, residual, objective, float(right.norm()))
 
