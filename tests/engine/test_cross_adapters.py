@@ -134,8 +134,8 @@ def dense_metric(adapters: Adapters, number: int) -> dict[str, Tensor]:
     loaded = load_model(adapters.paths[number], need_targets=False)
     examples = encode_all(loaded.task, read_data(adapters.data[number]))
     found: dict[str, Tensor] = {}
+    scaled: dict[str, Tensor] = {}
     for example in examples:
-        scaled: dict[str, Tensor] = {}
         hooks = []
         for name, module in loaded.model.named_modules():
             if hasattr(module, "is_feedforward"):
@@ -183,7 +183,7 @@ def test_metrics_are_of_gradients_at_what_is_scaled(tmp_path: Path) -> None:
     adapters = Adapters("bert", IA3["bert"], tmp_path)
     for number, statistics in enumerate(own_statistics(adapters)):
         expected = dense_metric(adapters, number)
-        scaled = adapters.scaled({n: t for n, t in tensors(adapters.paths[number]).items()}, number)
+        scaled = adapters.scaled(dict(tensors(adapters.paths[number])), number)
         assert {f"{m.module}.ia3_l" for m in statistics.header.maps} == set(expected)
         for vector, metric in expected.items():
             module = vector.removesuffix(".ia3_l")
@@ -302,7 +302,7 @@ def test_with_a_large_ridge_features_count_alike(tmp_path: Path) -> None:
         {"objective": {"name": "kfac", "equalize": True}},
         {"objective": {"name": "gram", "equalize": True}, "solver": "closed_form"},
     ]
-    last = adapters.merge({"name": "mats", "inputs": "merged", "stages": stages})
+    last = adapters.merge("mats", inputs="merged", stages=stages)
     plain = adapters.merge("featcal", anchor=0.0)
     for name, value in expected.items():
         torch.testing.assert_close(alike[name], value, rtol=1e-6, atol=1e-8)

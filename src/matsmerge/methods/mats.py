@@ -72,6 +72,11 @@ class Mats(Parts, Method):
     otherwise: Otherwise = "average"
     inputs: Inputs = "own"
     targets: Targets = "outputs"
+    from_init: tuple[str, ...] = Field(
+        (),
+        description="names of poor models: what the init does on their data is kept, instead of "
+        "what they do",
+    )
 
     @model_validator(mode="after")
     def _one_or_many(self) -> "Mats":
@@ -91,7 +96,7 @@ class Mats(Parts, Method):
             for name, own in work.sites.items()
         }
         try:
-            return LayerSolver(work).solve(start)
+            return LayerSolver(work, self.held_models).solve(start)
         except StatisticsError as error:
             problems = [f"'{work.layer.name}': {problem}" for problem in error.problems]
             raise StatisticsError(problems) from error
@@ -134,6 +139,10 @@ class Mats(Parts, Method):
     def start(self) -> Method:
         """The method that makes the values all systems start from."""
         return self.init.start if isinstance(self.init, Mats) else self.init
+
+    @property
+    def held_models(self) -> frozenset[str]:
+        return self.init.held_models | {*self.from_init}
 
     @property
     def needed_statistics(self) -> list[str]:
