@@ -79,7 +79,8 @@ def test_models_count_the_same_unless_something_speaks_against_it() -> None:
 
 
 def test_weights_of_poor_models() -> None:
-    assert weights(has_data=True, poor=("b",)) == {"a": 1.0, "b": 0.1, "c": 1.0}
+    assert weights(has_data=True, poor=("b",)) == {"a": 1.0, "b": 0.3, "c": 1.0}  # from the init
+    assert weights(kinds=frozenset({"kfac"}), poor=("b",)) == {"a": 1.0, "b": 0.1, "c": 1.0}
     assert weights(poor=("a", "b")) == {"a": 0.3, "b": 0.3, "c": 1.0}
 
 

@@ -1,7 +1,8 @@
 """Adapters merged along the merged model: vectors of (IA)^3, and LoRA as output.
 
 What an (IA)^3 vector x scales, n, and what model m has there, y* = l_m n*, are seen in plain passes
-of PEFT's models. Each feature's system is then solved here by itself, in float64.
+of PEFT's models. The systems are then solved here, in float64: each feature's by itself, or those of
+all features at once where gradients at what is scaled weigh their errors.
 """
 
 import json
@@ -26,6 +27,7 @@ from matsmerge.tasks.task import encode_all
 
 F64 = torch.float64
 ANCHOR = 0.02
+RIDGE = 3.0
 PREFIX = "base_model.model."
 IA3 = {
     "bert": IA3Config(
@@ -104,11 +106,10 @@ def _watch(model: Any, batches: list[Any]) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["bert", "t5", "gpt2"])
-@pytest.mark.parametrize("method", ["featcal", "mats_cross"])
-def test_vectors_scale_to_what_each_model_has(name: str, method: str, tmp_path: Path) -> None:
+def test_vectors_scale_to_what_each_model_has(name: str, tmp_path: Path) -> None:
     """x_j = (sum_m E[n_j y*_j] + λ a_j) / (sum_m E[n_j²] + λ), models of the same size."""
     adapters = Adapters(name, IA3[name], tmp_path)
-    found = {n: t.double() for n, t in adapters.merge(method).items()}
+    found = {n: t.double() for n, t in adapters.merge().items()}
     vectors = [{n: t.double() for n, t in tensors(path).items()} for path in adapters.paths]
     seen = [adapters.scaled(found, m) for m in range(2)]
     assert set(seen[0]) == set(found)
@@ -123,6 +124,130 @@ def test_vectors_scale_to_what_each_model_has(name: str, method: str, tmp_path: 
         expected = (above + strength * start.flatten()) / (below + strength)
         assert torch.allclose(value.flatten(), expected, rtol=1e-6, atol=1e-8), vector
         assert not torch.allclose(expected, start.flatten(), rtol=1e-2)
+
+
+def dense_metric(adapters: Adapters, number: int) -> dict[str, Tensor]:
+    """O of each vector: second moments of gradients at what is scaled, an example at a time.
+
+    By the true Fisher: every class counts by its probability.
+    """
+    loaded = load_model(adapters.paths[number], need_targets=False)
+    examples = encode_all(loaded.task, read_data(adapters.data[number]))
+    found: dict[str, Tensor] = {}
+    scaled: dict[str, Tensor] = {}
+    for example in examples:
+        hooks = []
+        for name, module in loaded.model.named_modules():
+            if hasattr(module, "is_feedforward"):
+
+                def keep(
+                    _: Any, given: Any, output: Tensor | None = None, name: str = name
+                ) -> None:
+                    at = given[0] if output is None else output
+                    at.retain_grad()
+                    scaled[f"{name}.ia3_l"] = at
+
+                inner = module.base_layer if module.is_feedforward else module
+                register = (
+                    inner.register_forward_pre_hook
+                    if module.is_feedforward
+                    else inner.register_forward_hook
+                )
+                hooks.append(register(keep))
+        loaded.model.requires_grad_(True)
+        batch = loaded.task.collate([example])
+        logits = loaded.model(**batch.inputs).logits
+        for answer in range(logits.shape[-1]):
+            for tensor in scaled.values():
+                tensor.grad = None
+            p = logits.detach().double().softmax(-1)[0, answer]
+            logits.log_softmax(-1)[0, answer].backward(retain_graph=True)
+            for name, tensor in scaled.items():
+                assert tensor.grad is not None
+                rows = tensor.grad.double().flatten(0, -2)
+                found[name] = found.get(name, 0) + p * rows.mT @ rows / len(examples)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def own_statistics(adapters: Adapters, kinds: str = "kfac") -> list[Any]:
+    """By the true Fisher: of data without labels."""
+    return [
+        matsmerge.collect(path, data, kinds, fisher="true")
+        for path, data in zip(adapters.paths, adapters.data, strict=True)
+    ]
+
+
+def test_metrics_are_of_gradients_at_what_is_scaled(tmp_path: Path) -> None:
+    adapters = Adapters("bert", IA3["bert"], tmp_path)
+    for number, statistics in enumerate(own_statistics(adapters)):
+        expected = dense_metric(adapters, number)
+        scaled = adapters.scaled(dict(tensors(adapters.paths[number])), number)
+        assert {f"{m.module}.ia3_l" for m in statistics.header.maps} == set(expected)
+        for vector, metric in expected.items():
+            module = vector.removesuffix(".ia3_l")
+            torch.testing.assert_close(statistics.output_factor(module).double(), metric)
+            n, _ = scaled[vector]
+            torch.testing.assert_close(statistics.gram(module).double(), n.mT @ n / len(n))
+
+
+def test_beside_metrics_blocks_of_the_fisher_information_are_what_they_are_alone(
+    tmp_path: Path,
+) -> None:
+    """Gradients of a vector have a closed form where what it scales is watched."""
+    adapters = Adapters("bert", IA3["bert"], tmp_path)
+    alone = own_statistics(adapters, "block_fisher,fisher")[0]
+    beside = own_statistics(adapters, "block_fisher,fisher,kfac")[0]
+    names = alone.parameters("block_fisher")
+    assert len(names) == 8
+    for name in names:
+        torch.testing.assert_close(beside.block_fisher(name), alone.block_fisher(name))
+        torch.testing.assert_close(beside.fisher(name), alone.fisher(name))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_errors_of_features_count_by_the_metric_of_outputs(name: str, tmp_path: Path) -> None:
+    """sum_m (O_m ∘ E[n nᵀ]) x + λ x = sum_m (O_m ∘ E[n n*ᵀ]) l_m + λ a, in full."""
+    adapters = Adapters(name, IA3[name], tmp_path)
+    statistics = own_statistics(adapters)
+    found = {n: t.double() for n, t in adapters.merge("mats_cross", statistics=statistics).items()}
+    vectors = [{n: t.double() for n, t in tensors(path).items()} for path in adapters.paths]
+    seen = [adapters.scaled(found, m) for m in range(2)]
+    for vector, value in found.items():
+        d = value.numel()
+        start = torch.stack([v[vector] for v in vectors]).mean(0).flatten()
+        left, right = torch.zeros(d, d, dtype=F64), torch.zeros(d, dtype=F64)
+        for m in range(2):
+            n, n_own = seen[m][vector]
+            module = vector.removesuffix(".ia3_l")
+            metric = statistics[m].output_factor(module).double()
+            metric += RIDGE * metric.diagonal().mean() * torch.eye(d, dtype=F64)
+            own = vectors[m][vector].flatten()
+            # Of every example the gradient at x of the error's square, without moments.
+            size = sum(float((r * (metric @ r.diag())).diagonal().sum()) for r in n) / len(n)
+            for row, row_own in zip(n, n_own, strict=True):
+                scaling = row.diag()
+                left += scaling @ metric @ scaling / len(n) / size
+                right += scaling @ metric @ (row_own * own) / len(n) / size
+        strength = ANCHOR * left.trace() / d
+        expected = torch.linalg.solve(
+            left + strength * torch.eye(d, dtype=F64), right + strength * start
+        )
+        assert torch.allclose(value.flatten(), expected, rtol=1e-5, atol=1e-7), vector
+
+
+def test_where_inputs_are_the_models_own_metrics_weigh_plain_moments(tmp_path: Path) -> None:
+    """Nothing is merged before the first keys: the system is that of statistics alone."""
+    adapters = Adapters("bert", IA3["bert"], tmp_path)
+    statistics = own_statistics(adapters)
+    options = {"statistics": statistics, "output_ridge": 1.0, "solver": "closed_form"}
+    options |= {"objective": "kfac_scales", "equalize": True}
+    along = adapters.merge("mats", **options, inputs="merged")
+    plain = adapters.merge("mats", **options, data=None)
+    first, later = (f"{PREFIX}bert.encoder.layer.{i}.attention.self.key.ia3_l" for i in range(2))
+    torch.testing.assert_close(along[first], plain[first], rtol=1e-6, atol=1e-9)
+    assert not torch.allclose(along[later], plain[later], rtol=1e-3)
 
 
 def test_where_inputs_are_the_models_own_vectors_have_plain_moments(tmp_path: Path) -> None:
@@ -156,15 +281,58 @@ def test_one_adapter_and_equal_ones_stay_what_they_are(tmp_path: Path) -> None:
             torch.testing.assert_close(found[name].double(), expected.double(), rtol=1e-9, atol=0)
 
 
-def test_order_does_not_matter(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["featcal", "mats_cross"])
+def test_order_does_not_matter(method: str, tmp_path: Path) -> None:
     adapters = Adapters("bert", IA3["bert"], tmp_path)
-    found = adapters.merge()
+    found = adapters.merge(method)
     turned = merge(
-        adapters.paths[::-1], base=adapters.base, method="featcal", init="average",
+        adapters.paths[::-1], base=adapters.base, method=method, init="average",
         data=adapters.data[::-1],
     )  # fmt: skip
     for name, expected in found.items():
         torch.testing.assert_close(turned[name], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_with_a_large_ridge_features_count_alike(tmp_path: Path) -> None:
+    """A metric that is nearly the identity is none; nor is it one in a stage without metric."""
+    adapters = Adapters("bert", IA3["bert"], tmp_path)
+    expected = adapters.merge("featcal")
+    alike = adapters.merge("mats_cross", output_ridge=1e9)
+    stages = [
+        {"objective": {"name": "kfac", "equalize": True}},
+        {"objective": {"name": "gram", "equalize": True}, "solver": "closed_form"},
+    ]
+    last = adapters.merge("mats", inputs="merged", stages=stages)
+    plain = adapters.merge("featcal", anchor=0.0)
+    for name, value in expected.items():
+        torch.testing.assert_close(alike[name], value, rtol=1e-6, atol=1e-8)
+        torch.testing.assert_close(last[name], plain[name], rtol=1e-6, atol=1e-8)
+
+
+def test_metrics_from_statistics_alone(tmp_path: Path) -> None:
+    """sum_m (O_m ∘ G_m) x = sum_m (O_m ∘ G_m) l_m, without data; also of a rank."""
+    adapters = Adapters("bert", IA3["bert"], tmp_path)
+    statistics = own_statistics(adapters)
+    options = {"data": None, "statistics": statistics, "objective": "kfac_scales"}
+    found = adapters.merge("mats", **options, solver="closed_form", output_ridge=0.5)
+    vectors = [tensors(path) for path in adapters.paths]
+    for vector, value in found.items():
+        module, d = vector.removesuffix(".ia3_l"), value.numel()
+        left, right = torch.zeros(d, d, dtype=F64), torch.zeros(d, dtype=F64)
+        for own, one in zip(vectors, statistics, strict=True):
+            metric = one.output_factor(module).double()
+            metric = metric + 0.5 * metric.diagonal().mean() * torch.eye(d, dtype=F64)
+            block = metric * one.gram(module).double()
+            left += block
+            right += block @ own[vector].double().flatten()
+        expected = torch.linalg.solve(left, right)
+        torch.testing.assert_close(value.double().flatten(), expected, rtol=1e-5, atol=1e-7)
+
+
+def test_kfac_itself_is_not_for_vectors(tmp_path: Path) -> None:
+    adapters = Adapters("bert", IA3["bert"], tmp_path)
+    with pytest.raises(RecipeError, match="Use the objective block_fisher.* kfac_scales"):
+        adapters.merge("mats_kfac", data=None, statistics=own_statistics(adapters))
 
 
 @pytest.mark.parametrize("output", ["adapter", "dense"])
@@ -173,7 +341,7 @@ def test_vectors_are_written_as_an_adapter_or_folded(output: str, tmp_path: Path
     expected = adapters.merge("mats_cross")
     adapters.merge("mats_cross", output=output, out=tmp_path / "merged")
     notes = json.loads((tmp_path / "merged" / "merge.json").read_text())["notes"]
-    assert not [note for note in notes if "collected from the data" in note]  # no metric, no pass
+    assert [note for note in notes if "collected from the data beforehand: kfac" in note]
     if output == "adapter":
         written = tensors(tmp_path / "merged")
         assert written.keys() == expected.keys()

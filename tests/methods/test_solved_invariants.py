@@ -54,7 +54,7 @@ def test_identical_models_in_the_same_out(method: str) -> None:
         torch.testing.assert_close(merged[name], values, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("objective", [n for n in OBJECTIVES if n != "kfac_scales"])  # of (IA)^3
 @pytest.mark.parametrize("parameters", SOLVERS)
 def test_identical_models_under_any_statistics(objective: str, parameters: dict[str, Any]) -> None:
     """Whatever their covariances say, models that agree leave nothing to solve."""

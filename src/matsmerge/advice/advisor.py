@@ -124,9 +124,6 @@ def _plan(
     options: dict[str, Any] = {"method": candidate.method, "heads": heads}
     if candidate.output is not None:
         options["output"] = candidate.output
-    if candidate.data and situation.poor:
-        # A head that is matched answers as its own model does, whatever the others have learnt.
-        options["match_heads"] = False
     entries = subject.entries()
     for name, entry in entries.items():
         entry["weight"] = weights[name]

@@ -77,13 +77,16 @@ def candidates(now: Situation) -> Iterator[Candidate]:
         yield _arithmetic(now, "the best for (IA)^3 vectors without statistics (text-small)")
         return
     if now.has_data:
+        held = {"from_init": list(now.poor)} if now.poor else {}
         yield Candidate(
-            {"name": "mats_cross"},
+            {"name": "mats_cross", **held},
             "there is data for every model; layer after layer, the merged model is made to output "
-            "what each model's own outputs. No labels are needed",
+            "what each model's own outputs. No labels are needed"
+            + (". For poor models it is what the init outputs (from_init)" if held else ""),
             statistics="kfac" in now.kinds,
             data=True,
             output=None if now.view == "full" else "dense",
+            is_close=not held,
         )
     if "kfac" in now.kinds:
         yield Candidate(

@@ -1,10 +1,10 @@
 """What a merge is refused for before anything is read."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from matsmerge.engine.merge_inputs import MergeInputs
 from matsmerge.engine.plan import Plan
-from matsmerge.errors import RecipeError, StatisticsError
+from matsmerge.errors import RecipeError, StatisticsError, closest
 from matsmerge.methods.method import Method
 from matsmerge.recipes.recipe import Recipe
 from matsmerge.recipes.rules import Rule
@@ -30,6 +30,15 @@ def check_modules(inputs: MergeInputs) -> None:
         "inputs: own"
         for other, modules in others
         if modules != first
+    )
+
+
+def check_held(methods: Iterable[Method], models: Sequence[str]) -> None:
+    """Refuse names in from_init that no model has."""
+    RecipeError.raise_all(
+        f"from_init: there is no model '{name}'{closest(name, models)}"
+        for name in sorted({name for method in methods for name in method.held_models})
+        if name not in models
     )
 
 

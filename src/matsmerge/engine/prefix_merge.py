@@ -1,11 +1,13 @@
 """Merging block after block, on what the blocks merged before make of each task's data."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+
+from torch import Tensor
 
 from matsmerge.checkpoints.checkpoint import Checkpoint
 from matsmerge.engine.devices import spread
@@ -26,6 +28,7 @@ from matsmerge.statistics.sections import Section
 from matsmerge.statistics.statistics_file import open_statistics
 
 Turn = tuple[int, int]  # the number of a section, and within it that of a group of linear maps
+Load = Callable[[str], Tensor]  # the value of one of the running model's tensors
 _ANY_TIME: Turn = (-1, 0)  # of what depends on no inputs
 
 
@@ -142,6 +145,23 @@ class PrefixMerge:
                 yield receipt
                 progress.advance(plan.jobs[receipt.job_index].num_input_bytes)
 
+        parameters = {parameter.name: parameter for parameter in plan.parameters}
+        held = {name for p in plan.parameters for name in p.rule.method.held_models}
+
+        def teacher(task: PrefixTask) -> Load:
+            """What says how a task's data is to be answered: its model, or the init."""
+            if task.model.name not in held:
+                return task.load
+
+            def load(name: str) -> Tensor:
+                parameter = parameters.get(self.names[name])
+                is_merged = parameter is not None and parameter.is_merged
+                if parameter is None or not is_merged:
+                    return task.load(name)
+                return worker.start_of(parameter, measured)
+
+            return load
+
         def put_merged(section: Section) -> None:
             names = [name for name in self._merged(section) if self.names[name] in done]
             self.running.put(names, lambda name: merged[self.names[name]])
@@ -155,13 +175,16 @@ class PrefixMerge:
             turns = sorted(turn for turn in jobs if turn[0] == number)
             for task in self.tasks if number in own else ():
                 modules = {m for turn in turns if turn in left for m in self.groups[turn]}
-                self._run_own(section, task, modules, progress)
+                self._run_own(section, task, teacher(task), modules, progress)
             for turn in turns:
                 if turn in left:
                     put_merged(section)
                     unsettled = [n for n in self._merged(section) if self.names[n] not in done]
-                    found = (self._collect(turn, t, unsettled, progress) for t in self.tasks)
-                    yield from merge(turn, tuple(found))
+                    found = tuple(
+                        self._collect(turn, task, teacher(task), unsettled, progress)
+                        for task in self.tasks
+                    )
+                    yield from merge(turn, found)
                     for task in self.tasks:
                         task.data.own_inputs.forget(self.groups[turn])
                 # Not before all of a turn is: what a pass uses is then the same after a resume.
@@ -194,17 +217,27 @@ class PrefixMerge:
         return self.matches_outputs and not section.is_whole
 
     def _run_own(
-        self, section: Section, task: PrefixTask, modules: set[str], progress: Progress
+        self,
+        section: Section,
+        task: PrefixTask,
+        load: Load,
+        modules: set[str],
+        progress: Progress,
     ) -> None:
-        """Run a section of a task's own model, and note what linear maps receive."""
-        own = self.running.values_like(self._on_the_way(section), task.load)
+        """Run a section of a task's own model, or teacher, and note what linear maps receive."""
+        own = self.running.values_like(self._on_the_way(section), load)
         self.running.put(task.heads, task.load)
         maps = [module for module in self.running.maps_of(section) if module in modules]
         seen = self._seen(section, task, progress)
         self.running.run_own(section, task.data, own, maps, seen)
 
     def _collect(
-        self, turn: Turn, task: PrefixTask, unsettled: Sequence[str], progress: Progress
+        self,
+        turn: Turn,
+        task: PrefixTask,
+        load: Load,
+        unsettled: Sequence[str],
+        progress: Progress,
     ) -> Evidence:
         """A task's statistics of what is merged in a turn."""
         section = self.running.outline.sections[turn[0]]
@@ -215,7 +248,7 @@ class PrefixMerge:
             if own and {*self.groups[turn]} <= {m.module for m in own.statistics.header.maps}:
                 return own
         if not are_paired:
-            self.running.put(self._own(section), task.load)
+            self.running.put(self._own(section), load)
         self.running.put(task.heads, task.load)
         with naming(task.label):
             inputs = self.running.collect(

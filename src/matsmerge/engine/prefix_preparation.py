@@ -37,7 +37,11 @@ def prepare_prefix(
     """
     all_asked = read_all_data(recipe, alignment)
     loaded = _load_all(all_asked, collected)
-    running = PrefixModel(loaded.first.model, loaded.data[0].first(REHEARSED_EXAMPLES))
+    running = PrefixModel(
+        loaded.first.model,
+        loaded.data[0].first(REHEARSED_EXAMPLES),
+        has_metric=bool(own or collected),
+    )
     stored = _stored_names(loaded.first)
     shared = _by_target(alignment)
     names = {tensor: shared[target] for tensor, target in stored.items() if target in shared}

@@ -1,6 +1,7 @@
 """Before a merge: open, align, gather statistics, plan; all that is wrong is said here."""
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,13 @@ from matsmerge.engine.evidence import StatisticsSource, gather_evidence, kinds_n
 from matsmerge.engine.fp8_output import plan_fp8
 from matsmerge.engine.layout import Layout, make_layout
 from matsmerge.engine.matched_heads import HeadMatching
-from matsmerge.engine.merge_checks import check_covered, check_joint, check_modules, check_start
+from matsmerge.engine.merge_checks import (
+    check_covered,
+    check_held,
+    check_joint,
+    check_modules,
+    check_start,
+)
 from matsmerge.engine.merge_inputs import MergeInputs, gather_inputs
 from matsmerge.engine.merged_vocabulary import MergedVocabulary, merge_vocabularies
 from matsmerge.engine.model_card import inherit_metadata
@@ -146,6 +153,7 @@ def prepare_merge(
     output = plan_output(recipe, inputs, alignment, rules)
     fp8 = plan_fp8(recipe, alignment, output, of)
     methods = list(dict.fromkeys(rule.method for rule in rules.values()))
+    check_held(methods, [model.name for model in alignment.models])
     is_along_prefix = any(method.uses_merged_inputs for method in methods)
     if is_along_prefix and inputs.view == "vectors":
         check_modules(inputs)
@@ -184,7 +192,8 @@ def prepare_merge(
     inherited, card_notes = inherit_metadata(
         {model.name: model.checkpoint.folder for model in alignment.models}
     )
-    heads, kept_heads = _match_heads(recipe, alignment)
+    held = frozenset(name for method in methods for name in method.held_models)
+    heads, kept_heads = _match_heads(recipe, alignment, held)
     code += kept_heads
     if heads is not None and recipe.match_heads is None:
         names = dict.fromkeys(n for m in alignment.models for n in m.heads)
@@ -269,10 +278,13 @@ def _compare_tokenizers(
     return found
 
 
-def _match_heads(recipe: Recipe, alignment: Alignment) -> tuple[HeadMatching | None, Sequence[str]]:
+def _match_heads(
+    recipe: Recipe, alignment: Alignment, held: AbstractSet[str]
+) -> tuple[HeadMatching | None, Sequence[str]]:
     """The heads to match, checked; nothing where no model has one and it was not asked for.
 
-    Beside it, notes on what of them stays as it is.
+    Beside it, notes on what of them stays as it is: among others those of models whose own answers
+    are not asked for.
     """
     have_heads = [model for model in alignment.models if model.heads]
     if not recipe.matches_heads or (not have_heads and recipe.match_heads is None):
@@ -282,9 +294,12 @@ def _match_heads(recipe: Recipe, alignment: Alignment) -> tuple[HeadMatching | N
             "match_heads: no model has a head of its own; say which parameters are theirs with "
             "heads: / --heads PATTERN, or leave it out"
         )
-    asked = (one for one in read_all_data(recipe, alignment) if one.model.heads)
-    matching = HeadMatching(tuple(asked))
-    return matching, matching.check()
+    asked = [one for one in read_all_data(recipe, alignment) if one.model.heads]
+    kept = [
+        f"{m.name}: its head is kept, since it is from_init" for m in have_heads if m.name in held
+    ]
+    matching = HeadMatching(tuple(one for one in asked if one.model.name not in held))
+    return (matching if matching.models else None), [*kept, *matching.check()]
 
 
 def _head_records(recipe: Recipe, alignment: Alignment) -> dict[str, HeadRecord]:

@@ -158,6 +158,12 @@ class Worker:
         for name, tensor in parameter.lora.tensors(found.left, found.right).items():
             sink.write(name, 0, tensor.cpu().view(-1))
 
+    def start_of(self, parameter: Parameter, measured: Mapping[str, Measured]) -> Tensor:
+        """The values of a parameter that its method starts from."""
+        planned = PlannedSite((parameter,), 0, parameter.spec.num_elements)
+        site = self._site(planned, parameter, measured, PROCESSOR)
+        return merge_whole(parameter.rule.method.start, site).view(site.shape)
+
     def observe(self, job: Job, reading: Pass) -> tuple[int, list[Any]]:
         """The notes of a pass over a job's sites, with the job's index to put notes in order.
 

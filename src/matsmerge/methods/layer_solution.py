@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,9 +28,14 @@ LayerValues = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class LayerSolver:
-    """Solves one layer of a merge."""
+    """Solves one layer of a merge.
+
+    For models that are `held` the values of the init stand in the place of their own: sum_m C_m(X)
+    = sum_m C_m(W_m), with W_m = X0. Their covariances say where the init is kept.
+    """
 
     work: LayerWork
+    held: AbstractSet[str] = frozenset()
 
     def solve(self, start: LayerValues) -> MergedSite:
         """Go through all rounds from the values of the init, whole and in float64."""
@@ -37,15 +43,16 @@ class LayerSolver:
         reports: dict[str, list[dict[str, Any]]] = {}
         for one in self.work.layer.rounds:
             x0 = _matrix(one, values.__getitem__)
-            system = one.stage.objective.anchored(make_system(self._terms(one, MAIN), x0))
+            terms = partial(self._terms, one, _matrix(one, start.__getitem__))
+            system = one.stage.objective.anchored(make_system(terms(MAIN), x0))
             held_out = None
             if one.stage.solver.uses_held_out:
-                held_out = make_system(self._terms(one, HELD_OUT), x0)
+                held_out = make_system(terms(HELD_OUT), x0)
             iterates = one.is_last and one.stage.solver.iterates
             problem = Problem(
                 system,
                 x0,
-                partial(self._terms, one, MAIN),
+                partial(terms, MAIN),
                 partial(self._base, one),
                 tuple(t.weight for t in self.work.sites[one.parameter].tasks if t.weight != 0),
                 held_out,
@@ -65,7 +72,7 @@ class LayerSolver:
             reports.setdefault(one.parameter, []).append(describe_solution(one, system, solution))
         return MergedSite(values, kept, reports)
 
-    def _terms(self, one: Round, of: str) -> Iterator[tuple[Operator, Tensor]]:
+    def _terms(self, one: Round, init: Tensor, of: str) -> Iterator[tuple[Operator, Tensor]]:
         """Every model's covariance and weights."""
         found, evidence = one.found, self.work.evidence
         for number, task in enumerate(self.work.sites[one.parameter].tasks):
@@ -83,7 +90,8 @@ class LayerSolver:
                 load_delta,
             )
             operator = one.stage.objective.operator(found, part)
-            yield (operator if task.weight == 1 else operator * task.weight), own
+            target = init if task.model in self.held else own
+            yield (operator if task.weight == 1 else operator * task.weight), target
 
     def _base(self, one: Round) -> Tensor:
         return _matrix(one, lambda name: self._load(name, None))

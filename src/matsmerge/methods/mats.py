@@ -71,6 +71,11 @@ class Mats(Parts, Method):
     otherwise: Otherwise = "average"
     inputs: Inputs = "own"
     targets: Targets = "outputs"
+    from_init: tuple[str, ...] = Field(
+        (),
+        description="names of poor models: what the init does on their data is kept, instead of "
+        "what they do",
+    )
 
     @model_validator(mode="after")
     def _one_or_many(self) -> "Mats":
@@ -90,7 +95,7 @@ class Mats(Parts, Method):
             for name, own in work.sites.items()
         }
         try:
-            return LayerSolver(work).solve(start)
+            return LayerSolver(work, self.held_models).solve(start)
         except StatisticsError as error:
             problems = [f"'{work.layer.name}': {problem}" for problem in error.problems]
             raise StatisticsError(problems) from error
@@ -133,6 +138,10 @@ class Mats(Parts, Method):
     def start(self) -> Method:
         """The method that makes the values all systems start from."""
         return self.init.start if isinstance(self.init, Mats) else self.init
+
+    @property
+    def held_models(self) -> frozenset[str]:
+        return self.init.held_models | {*self.from_init}
 
     @property
     def needed_statistics(self) -> list[str]:
@@ -216,7 +225,7 @@ class Mats(Parts, Method):
     def for_vectors(self) -> Self:
         """Exact blocks of the Fisher information for (IA)^3, unless an objective was chosen.
 
-        Along the merged model what a vector scales is matched, feature by feature.
+        Along the merged model what a vector scales is matched.
         """
         changes: dict[str, Any] = {"init": self.init.for_vectors()}
         chosen = "objective" in self.model_fields_set or self.stages
@@ -226,13 +235,15 @@ class Mats(Parts, Method):
             changes["objective"] = BlockFisher()
         method = self.model_copy(update=changes)
         for stage in method.rounds:
-            is_matched = self.matches_outputs and stage.objective.uses_inputs
-            if not (stage.objective.for_vectors or is_matched):
+            is_possible = stage.objective.for_vectors
+            if stage.objective.uses_inputs and self.uses_merged_inputs:
+                is_possible = self.matches_outputs
+            if not is_possible:
                 raise RecipeError(
                     f"{stage.objective.name} is about the inputs of linear "
                     "layers, and (IA)^3 trains none: its vectors scale activations elementwise. "
-                    "Use the objective block_fisher, exact for vectors, or fisher; or match what "
-                    "they scale with mats_cross or featcal"
+                    "Use the objective block_fisher, exact for vectors, kfac_scales or fisher; or "
+                    "match what they scale with mats_cross or featcal"
                 )
             if not stage.solver.for_vectors:
                 raise RecipeError(
@@ -271,7 +282,7 @@ class Mats(Parts, Method):
 
 
 def _for_features(stage: Stage) -> Stage:
-    """A stage whose systems are of single features, between which outputs have no metric."""
+    """A stage whose systems are of vectors that scale, and have a closed form."""
     objective = stage.objective.for_features
     if objective is stage.objective:
         return stage

@@ -172,6 +172,16 @@ class Method(Options, ABC):
         return self
 
     @property
+    def start(self) -> "Method":
+        """What makes the values that all else starts from."""
+        return self
+
+    @property
+    def held_models(self) -> frozenset[str]:
+        """Models for whose data the start, and not the model itself, says what is right."""
+        return frozenset()
+
+    @property
     def needed_statistics(self) -> list[str]:
         """Kinds of statistics, in the order in which they are used."""
         return []

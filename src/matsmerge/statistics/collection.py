@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial, reduce
 from typing import Any, NamedTuple
@@ -19,10 +19,22 @@ from matsmerge.statistics.coverage import Coverage
 from matsmerge.statistics.input_watch import WatchedModel
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.statistics.kinds.moment_sum import MomentStatistic
-from matsmerge.statistics.kinds.statistic import GradientStatistic, InputStatistic
+from matsmerge.statistics.kinds.statistic import (
+    GradientStatistic,
+    InputStatistic,
+    OutputStatistic,
+)
 from matsmerge.statistics.linear_maps import LinearMap
 from matsmerge.statistics.own_inputs import OwnInputs
-from matsmerge.statistics.parameters import Owned, find_maps, find_parameters, join_tied
+from matsmerge.statistics.parameters import (
+    PLAIN,
+    WITH_METRIC,
+    FindMap,
+    Owned,
+    find_maps,
+    find_parameters,
+    join_tied,
+)
 from matsmerge.statistics.shared_inputs import SharedInputs
 from matsmerge.statistics.shown_batch import ShownBatch, show
 from matsmerge.statistics.statistics import (
@@ -69,7 +81,8 @@ class Collection:
     """Adds batches to totals, and makes statistics of them.
 
     `names` maps the model's parameters to those of its checkpoint; parameters that are not in it
-    get no statistics. With `modules`, only these are seen as linear maps.
+    get no statistics. With `modules`, only these are seen as linear maps; `kinds_of_maps` says
+    otherwise than by the kinds of statistics what is seen as one.
     """
 
     def __init__(
@@ -80,6 +93,7 @@ class Collection:
         names: Mapping[str, str] | None = None,
         own_inputs: OwnInputs | None = None,
         modules: Container[str] | None = None,
+        kinds_of_maps: Sequence[FindMap] | None = None,
     ) -> None:
         if own_inputs is None and any(kind.is_paired for kind in options.collected):
             raise RecipeError(
@@ -99,8 +113,9 @@ class Collection:
             found = find_parameters(model, options.parameters)
             names = {name: name for name in found} if names is None else names
             parameters = join_tied({n: owned for n, owned in found.items() if n in names}, names)
-            # What is scaled says nothing of its scale but beside what another model scales.
-            maps = find_maps(model, parameters, elementwise=own_inputs is not None)
+            has_metric = any(isinstance(kind, OutputStatistic) for kind in options.collected)
+            default = WITH_METRIC if has_metric else PLAIN
+            maps = find_maps(model, parameters, kinds_of_maps or default)
         dtypes = {p.dtype for p in model.parameters() if p.is_floating_point()}
         dtype = reduce(torch.promote_types, dtypes, torch.float32)
         sets = [MAIN, HELD_OUT] if options.held_out else [MAIN]

@@ -97,6 +97,10 @@ class MapCall(Call):
 
     def vectors(self, attribute: str) -> Tensor:
         assert self.grad is not None
+        if self.map.is_elementwise and attribute == self.map.attribute:
+            scaled = self.per_sequence(self.map.output_rows(self.grad))
+            rows = scaled * self.per_sequence(self.map.unscaled(self.x))
+            return self.examples.of_sequences(rows.sum(1))
         if attribute == "weight":  # one of a single row or column
             every = slice(0, len(self.map.weight))
             numbers = range(len(self.examples.numbers))

@@ -135,6 +135,9 @@ class InputWatch:
         if m.is_elementwise:
             real = self.current.masks.real_rows(x.shape[:-1], m.name)
             rows = m.unscaled(x).flatten(0, -2)
+            if m.is_together:
+                yield rows, None if real is None else real.to(rows.device)
+                return
             rows = rows if real is None else rows[real.to(rows.device)]
             yield rows.mT.unsqueeze(-1), None  # (features, rows, 1)
             return

@@ -3,12 +3,13 @@
 A convolution is a linear map of the patches it slides over; an embedding is one of one-hot
 inputs; the scale of a norm is one of a single input for each feature, that which is normalised, and
 so is a vector of (IA)^3, whose inputs are what it scales. Z stands for input rows, O for gradients
-at output rows.
+at output rows. Where the features of a vector are seen together, its second moments are of whole
+rows, as those of a linear layer are.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -30,6 +31,7 @@ class LinearMap:
     module: nn.Module
     layout: MapLayout
     routing: Routing | None = None  # of an expert's maps, which receive some of the tokens only
+    is_together: bool = False  # are all features of an elementwise map seen at once?
 
     @property
     def is_elementwise(self) -> bool:
@@ -46,7 +48,7 @@ class LinearMap:
     @property
     def num_groups(self) -> int:
         if self.is_elementwise:
-            return self.weight.numel()
+            return 1 if self.is_together else self.weight.numel()
         return int(self.module.groups) if isinstance(self.module, nn.Conv2d) else 1
 
     @property
@@ -61,7 +63,7 @@ class LinearMap:
     def num_inputs(self) -> int:  # of each group
         weight = self.weight
         if self.is_elementwise:
-            return 1
+            return weight.numel() // self.num_groups
         if self.layout == "conv2d":
             return weight[0].numel()
         return int(weight.shape[1] if self.layout == "linear" else weight.shape[0])
@@ -70,7 +72,7 @@ class LinearMap:
     def num_outputs(self) -> int:  # of each group
         weight = self.weight
         if self.is_elementwise:
-            return 1
+            return weight.numel() // self.num_groups
         if self.layout in ("linear", "conv2d"):
             return int(weight.shape[0]) // self.num_groups
         return int(weight.shape[1])
@@ -88,7 +90,12 @@ class LinearMap:
         return patches.view(len(x), conv.groups, -1, patches.shape[-1]).mT
 
     def output_rows(self, y: Tensor) -> Tensor:
-        """(sequences, rows, out), or (sequences, groups, rows, out), of an output."""
+        """(sequences, rows, out), or (sequences, groups, rows, out), of a gradient at an output.
+
+        What a feed-forward's vector scales goes through a layer before it is the module's output.
+        """
+        if self.layout == "scale" and self._module.is_feedforward:
+            return y @ _matrix_of(self._module.base_layer).to(y.dtype)
         if not isinstance(self.module, nn.Conv2d):
             return y
         flat = y.flatten(2)
@@ -106,9 +113,13 @@ class LinearMap:
         for piece in x.split(num):
             yield self.input_rows(piece)
 
+    @property
+    def _module(self) -> Any:
+        return self.module
+
     def unscaled(self, x: Tensor) -> Tensor:
         """What an elementwise map makes of an input before it is scaled and shifted."""
-        module: Any = self.module
+        module = self._module
         if self.layout == "scale":
             if module.is_feedforward:
                 return x
@@ -167,6 +178,19 @@ def find_scale(name: str, module: nn.Module) -> LinearMap | None:
     cls = type(module)
     is_scaled = cls.__module__ == "peft.tuners.ia3.layer" and cls.__name__ == "Linear"
     return LinearMap(name, module, "scale") if is_scaled else None
+
+
+def find_whole_scale(name: str, module: nn.Module) -> LinearMap | None:
+    """The same, with all features seen together."""
+    found = find_scale(name, module)
+    return None if found is None else replace(found, is_together=True)
+
+
+def _matrix_of(layer: nn.Module) -> Tensor:  # (out, in)
+    """The weight of a linear layer, whichever way it stores it."""
+    weight = layer.weight
+    assert isinstance(weight, Tensor)
+    return weight if isinstance(layer, nn.Linear) else weight.mT
 
 
 @contextmanager

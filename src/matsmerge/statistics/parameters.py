@@ -1,7 +1,7 @@
 """The parameters statistics are collected of, and the modules that hold them."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -9,7 +9,15 @@ from torch import nn
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.models.experts import RoutedExperts, Routing
-from matsmerge.statistics.linear_maps import LinearMap, find_linear_map, find_norm, find_scale
+from matsmerge.statistics.linear_maps import (
+    LinearMap,
+    find_linear_map,
+    find_norm,
+    find_scale,
+    find_whole_scale,
+)
+
+FindMap = Callable[[str, nn.Module], LinearMap | None]
 
 
 @dataclass(frozen=True)
@@ -90,13 +98,23 @@ def _user(model: nn.Module, module: str, attribute: str) -> tuple[str, str]:
     return module, attribute
 
 
+# Ways to see a module as a linear map: in a model of its own without and with a metric of outputs,
+# and in the merged one beside it. Without a metric what is scaled says nothing of its scale but
+# beside what another model scales.
+PLAIN: Sequence[FindMap] = (find_linear_map,)
+WITH_METRIC: Sequence[FindMap] = (find_linear_map, find_whole_scale)
+BESIDE_OWN: Sequence[FindMap] = (find_linear_map, find_norm, find_scale)
+BESIDE_OWN_WITH_METRIC: Sequence[FindMap] = (find_linear_map, find_norm, find_whole_scale)
+
+
 def find_maps(
-    model: nn.Module, parameters: Mapping[str, Owned], *, elementwise: bool = False
+    model: nn.Module,
+    parameters: Mapping[str, Owned],
+    kinds: Sequence[FindMap] = PLAIN,
 ) -> list[LinearMap]:
-    """The linear maps whose weight is among these parameters; `elementwise` ones only if wanted."""
+    """The linear maps, of these kinds, whose weight is among the parameters."""
     owners = {owner for owned in parameters.values() for owner in owned.owners}
     modules = {module for module, _ in owners}
-    kinds = (find_linear_map, find_norm, find_scale) if elementwise else (find_linear_map,)
     named = [(name, m) for name, m in model.named_modules() if name in modules]
     found = (next(filter(None, (find(name, m) for find in kinds)), None) for name, m in named)
     routing = {

@@ -32,7 +32,12 @@ from matsmerge.statistics.joined_statistics import without_values
 from matsmerge.statistics.kinds.gram_matrix import GRAM
 from matsmerge.statistics.kinds.paired_moments import PAIRS
 from matsmerge.statistics.linear_maps import LinearMap
-from matsmerge.statistics.parameters import find_maps, find_parameters
+from matsmerge.statistics.parameters import (
+    BESIDE_OWN,
+    BESIDE_OWN_WITH_METRIC,
+    find_maps,
+    find_parameters,
+)
 from matsmerge.statistics.partial_passes import PartialPasses, Values
 from matsmerge.statistics.sections import PassTrace, Section, Sections, find_sections, trace
 from matsmerge.statistics.statistics import Map, Statistics
@@ -46,7 +51,7 @@ CountSeen = Callable[[int], None]
 class PrefixModel:
     """A model in the making, replayed section by section; some data shows how it is built."""
 
-    def __init__(self, model: nn.Module, data: TaskData) -> None:
+    def __init__(self, model: nn.Module, data: TaskData, *, has_metric: bool = False) -> None:
         self.model = model.eval()
         for module in model.modules():  # what a cache holds would be of blocks that do not run
             if getattr(getattr(module, "config", None), "use_cache", False):
@@ -57,7 +62,9 @@ class PrefixModel:
         self._passes = PartialPasses(model, self.outline, self._find_finished(data))
         self._tensors = self._passes.tensors
         parameters = find_parameters(model, ["*"])
-        self._maps = {m.name: m for m in find_maps(model, parameters, elementwise=True)}
+        # Features that errors are weighed together of are seen together.
+        self._kinds_of_maps = BESIDE_OWN_WITH_METRIC if has_metric else BESIDE_OWN
+        self._maps = {m.name: m for m in find_maps(model, parameters, self._kinds_of_maps)}
         self.notes: list[str] = []  # what the user should know of how statistics are collected
 
     def _find_finished(self, data: TaskData) -> FinishedModules:
@@ -142,7 +149,10 @@ class PrefixModel:
                 own.show(data.part_of(batch))
             return self._passes.run("merged", data, batch)
 
-        collection = StatisticsCollection(self.model, options, run, wanted, own)
+        kinds_of_maps = self._kinds_of_maps if are_paired else None
+        collection = StatisticsCollection(
+            self.model, options, run, wanted, own, kinds_of_maps=kinds_of_maps
+        )
         shared = self._ending_with(group)
         last = shared[-1].name if shared else None
         with (

@@ -48,7 +48,8 @@ class _Part(BaseModel):
 class Map(_Part):
     """A linear map of the model: `linear` W z, `conv1d` zᵀ W, `conv2d` of patches, `embedding`.
 
-    A `norm` and a `scale`, of (IA)^3, are of a single input for each feature.
+    A `norm` and a `scale`, of (IA)^3, are of a single input for each feature. With a metric of
+    outputs a `scale` has moments of whole rows.
     """
 
     module: str

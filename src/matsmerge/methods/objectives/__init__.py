@@ -6,7 +6,7 @@ from matsmerge.methods.objectives.fisher import BlockFisher, Fisher
 from matsmerge.methods.objectives.from_weights import ActMat, CenteredActMat, Tact, Wudi
 from matsmerge.methods.objectives.gram import GramObjective
 from matsmerge.methods.objectives.identity import IdentityObjective
-from matsmerge.methods.objectives.kfac import Kfac
+from matsmerge.methods.objectives.kfac import Kfac, KfacOfScales
 from matsmerge.methods.objectives.objective import Objective
 from matsmerge.methods.options import by_name
 
@@ -15,6 +15,7 @@ OBJECTIVES: Mapping[str, type[Objective]] = by_name(
     Fisher,
     GramObjective,
     Kfac,
+    KfacOfScales,
     BlockFisher,
     ActMat,
     Wudi,

@@ -102,6 +102,9 @@ class GramObjective(Objective):
             pairs = statistics.pairs(m.module, part.of, bias=has_bias)
             are_paired = are_paired and pairs is not None
             both = both if pairs is None else both + pairs.double() * (num / sum(rows))
+        if found.view.is_vector and found.num_inputs > 1:  # features count alike, and apart
+            apart = torch.eye(found.num_inputs, dtype=torch.float64, device=total.device)
+            total, both = weighed(total, apart), weighed(both, apart)
         trace = trace_of(total) or 1.0
         if self.equalize:
             total /= trace
@@ -152,6 +155,20 @@ def ridge_of(moment: Tensor, ridge: float) -> Tensor:  # (..., d, d) -> (...), o
     """What is added to a moment's diagonal, so that it has a little of every direction."""
     diagonal = moment if moment.ndim == 1 else moment.diagonal(dim1=-2, dim2=-1)
     return ridge * diagonal.double().mean(-1)
+
+
+def weighed(moment: Tensor, metric: Tensor) -> Tensor:  # (d, d) or (2 d, 2 d), and (d, d)
+    """The second moment of features, each scaled by itself, whose errors a metric weighs.
+
+    With Z the diagonal matrix of a row z, x z = Z x, so that E[Z O Z] is E[z zᵀ] times O, entry by
+    entry. Of [z; δ] it is so for each of the four parts.
+    """
+    d = len(metric)
+    if not moment.ndim:  # there is none
+        return moment
+    num = moment.shape[-1] // d
+    parts = moment.view(num, d, num, d) * metric[None, :, None, :]
+    return parts.view(moment.shape)
 
 
 def with_corner(pairs: Tensor, moment: Tensor) -> Tensor:  # (..., 2 d, 2 d) and (..., d, d)
@@ -214,10 +231,13 @@ def _shape_of(
     key = f"inputs/{maps[0][0].inputs}"
     first = subject.evidence[0].statistics.arrays.specs[f"{MAIN}/{key}"]
     is_elementwise = layout in ("norm", "scale")
+    is_vector = layout == "scale" and len(first.shape) == 1 + subject.evidence[0].has_sketch(key)
     is_grouped = (layout == "conv2d" or is_elementwise) and len(first.shape) == 2
     has_groups = is_grouped and not subject.evidence[0].has_sketch(key)
     num_groups = first.shape[0] if has_groups else 1
-    if is_elementwise:
+    if is_vector:  # all features at once, as the one row of a matrix
+        num_inputs, num_outputs = math.prod(shape), 1
+    elif is_elementwise:
         num_inputs = num_outputs = 1
     elif layout in ("conv1d", "embedding"):
         num_inputs, num_outputs = shape
@@ -234,7 +254,8 @@ def _shape_of(
             check_shapes(alone, [key], (*groups, *wanted))
             if m.outputs:
                 key = f"outputs/{m.module}"
-                check_shapes(alone, [key], (*groups, *_stored_shape(one, key, num_outputs)))
+                dim = num_inputs if is_vector else num_outputs
+                check_shapes(alone, [key], (*groups, *_stored_shape(one, key, dim)))
     return View(layout, num_groups), num_outputs, num_inputs  # type: ignore[arg-type]
 
 

@@ -9,10 +9,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.linalg.operators import Kronecker, Operator, Paired, Sum, TruncatedProduct
+from matsmerge.linalg.operators import (
+    Gram,
+    Kronecker,
+    Operator,
+    Paired,
+    Sum,
+    TruncatedProduct,
+    trace_of,
+)
 from matsmerge.linalg.rounding import to_unit_size, without_rounding
 from matsmerge.linalg.truncated import Factor, Truncated
-from matsmerge.methods.objectives.gram import GramObjective, ridge_of, with_corner
+from matsmerge.methods.objectives.gram import GramObjective, ridge_of, weighed, with_corner
 from matsmerge.methods.objectives.objective import Found, Part, Subject
 from matsmerge.statistics.statistics import MAIN, Map, Statistics
 
@@ -57,10 +65,8 @@ class Kfac(GramObjective):
         return super()._is_covered(m) and (m.outputs or m.layout == "norm")
 
     @property
-    def for_features(self) -> GramObjective:
-        return GramObjective(
-            **{option: getattr(self, option) for option in GramObjective.model_fields}
-        )
+    def for_features(self) -> "Kfac":
+        return KfacOfScales(**{option: getattr(self, option) for option in Kfac.model_fields})
 
     def operator(self, found: Found, part: Part) -> Operator:
         assert part.evidence is not None
@@ -106,6 +112,47 @@ class Kfac(GramObjective):
             return self.scaled(statistics.gram(m.module, of, bias=has_bias).double())
         is_whole = truncated.is_whole or self.off_diagonal != 1
         return self.scaled(truncated.dense()) if is_whole else truncated
+
+
+class KfacOfScales(Kfac):
+    """C_m(x) = (O_m ∘ G_m) x for a vector of (IA)^3, ∘ entry by entry.
+
+    G_m is the second moment of the features z that x scales, O_m that of gradients at x z. With Z
+    the diagonal matrix of z, errors Z (x - x_m) in the metric O_m are E[Z O_m Z] = O_m ∘ G_m.
+    """
+
+    name = "kfac_scales"
+    has_output_factors = False  # the product is one matrix, and the system has a closed form
+    for_vectors = True
+
+    def _is_covered(self, m: Map) -> bool:
+        return super()._is_covered(m) and m.layout == "scale"
+
+    @property
+    def needs_own_statistics(self) -> bool:
+        return True
+
+    def operator(self, found: Found, part: Part) -> Operator:  # noqa: ARG002
+        assert part.evidence is not None
+        statistics = part.evidence.statistics
+        counts = statistics.header.sets[part.of]
+        total = both = torch.zeros((), dtype=torch.float64)
+        are_paired = True
+        for m in map(statistics.map_of, part.keys):
+            metric = statistics.output_factor(m.module, part.of).double()
+            metric.diagonal().add_(ridge_of(metric, self.ridge + self.output_ridge))
+            if self.per == "token":
+                metric *= counts.num_examples / counts.num_rows[f"inputs/{m.inputs}"]
+            moment = self.scaled(statistics.gram(m.module, part.of).double())
+            moment.diagonal().add_(ridge_of(moment, self.ridge))
+            total = total + weighed(moment, metric)
+            pairs = statistics.pairs(m.module, part.of)
+            are_paired = are_paired and pairs is not None
+            if pairs is not None:
+                both = both + weighed(with_corner(pairs.double(), moment), metric)
+        scale = 1 / (trace_of(total) or 1.0) if self.equalize else 1.0
+        own = Gram(total * scale)
+        return Paired(own, Gram(both * scale)) if are_paired else own
 
 
 def _regular(moment: Factor, stored: torch.dtype, ridge: float) -> tuple[Factor, float]:

@@ -28,13 +28,18 @@ class View:
     seen: SeenAs
     num_groups: int = 1
 
+    @property
+    def is_vector(self) -> bool:
+        """Is it a vector of scales, as the one row of a matrix?"""
+        return self.seen == "scale" and self.num_groups == 1
+
     def matrix(self, values: Tensor) -> Tensor:
         if self.seen == "vector":
             return values.reshape(1, -1)
         if self.seen in ("conv1d", "embedding"):
             return values.mT
         if self.seen in ("norm", "scale"):
-            return values.view(-1, 1, 1) if self.num_groups > 1 else values.view(1, 1)
+            return values.view(-1, 1, 1) if self.num_groups > 1 else values.view(1, -1)
         if self.seen == "conv2d":
             flat = values.flatten(1)
             return flat.view(self.num_groups, -1, flat.shape[1]) if self.num_groups > 1 else flat
@@ -169,7 +174,7 @@ class Objective(Options, ABC):
 
     @property
     def for_features(self) -> "Objective":
-        """The same where every feature is scaled by itself, and outputs have no metric."""
+        """The same where every feature is scaled by itself."""
         return self
 
     @property
