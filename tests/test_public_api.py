@@ -110,7 +110,9 @@ def test_methods() -> None:
         "block_fisher", "actmat", "wudi", "swudi", "tact", "centered_actmat", "svc",
         "essential_subspaces",
     ]  # fmt: skip
-    fields = ["init", "inputs", "objective", "otherwise", "solver", "stages", "targets"]
+    fields = [
+        "from_init", "init", "inputs", "objective", "otherwise", "solver", "stages", "targets",
+    ]  # fmt: skip
     assert all(described.pop(name) == fields for name in solving)
     assert described == {
         "average": ["normalize"],
@@ -150,6 +152,17 @@ def test_objectives_and_solvers() -> None:
         "fisher": ["floor"],
         "gram": ["anchor", "bias", "embeddings", "equalize", "norms", "off_diagonal", "ridge"],
         "kfac": [
+            "anchor",
+            "bias",
+            "embeddings",
+            "equalize",
+            "norms",
+            "off_diagonal",
+            "output_ridge",
+            "per",
+            "ridge",
+        ],
+        "kfac_scales": [
             "anchor",
             "bias",
             "embeddings",

@@ -58,6 +58,7 @@ def test_no_option_has_the_name_of_something_else() -> None:
         ({"bias": False}, ["iterations=7"], {"bias": False, "iterations": 7}),
         ({"scale": "0.5"}, ["scale=1e-3"], {"scale": "1e-3"}),
         ({}, ["scale=[0.1, 0.5]"], {"scale": [0.1, 0.5]}),
+        ({"from_init": "a,b"}, [], {"from_init": "a,b"}),
         ({}, ["objective.ridge=0.1", "objective.bias=true"],
          {"objective": {"ridge": 0.1, "bias": True}}),
         ({"objective": "kfac"}, ["objective.ridge=0.1"],
@@ -117,7 +118,7 @@ def test_flags_and_settings_are_the_same(
     by_name = mats("merge", "--set", "name=ties", "--set", "scale=0.5", "--set",
                    "normalize=no", *given)  # fmt: skip
     assert flag == by_name
-    assert "Ties(scale=0.5, density=0.2, rescale=False, normalize=False, trim='global')" in flag[1]
+    assert "ties(scale=0.5, normalize=False)" in flag[1]
     over_depth = mats("merge", "--method", "ties", "--scale", "[0.1, 0.5]", *given)
     assert over_depth[0] == 0
     assert "scale=0.1" in over_depth[1]

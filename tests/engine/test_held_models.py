@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import matsmerge
 from matsmerge.data.rows import read_data
 from matsmerge.errors import RecipeError
+from matsmerge.methods import Mats
 from matsmerge.tasks.loaded_model import load_model
 from matsmerge.tasks.task import encode_all
 
@@ -128,3 +129,7 @@ def test_heads_of_held_models_are_kept(bert: Family, tmp_path: Path) -> None:
 def test_names_that_no_model_has_are_refused(bert: Family) -> None:
     with pytest.raises(RecipeError, match="from_init: there is no model 'm2'; did you mean"):
         bert.merge("featcal", init="average", from_init=["m2"])
+
+
+def test_names_may_be_given_as_on_the_command_line() -> None:
+    assert Mats(from_init="m0, m1").held_models == {"m0", "m1"}

@@ -1,5 +1,7 @@
 """Every statistic of every architecture against one computed slowly, an example at a time."""
 
+from typing import Any
+
 import pytest
 import torch
 from dense_statistics import (
@@ -84,4 +86,8 @@ def dense_factors(case: Case, m: Map) -> tuple[Tensor, Tensor]:
     if isinstance(module, nn.Embedding):
         counts = torch.bincount(z.flatten(), minlength=module.num_embeddings)
         return counts / counts.sum(dtype=torch.float64), o.T @ o / num
+    if m.layout == "scale":  # a vector of (IA)^3, before or after the layer it belongs to
+        layer: Any = module.base_layer
+        with torch.no_grad():
+            z, o = (z, o @ layer.weight) if module.is_feedforward else (layer(z), o)
     return z.T @ z / len(z), o.T @ o / num

@@ -98,7 +98,7 @@ def test_an_export_needs_nothing_but_transformers(family: Path, tmp_path: Path) 
 
 
 def test_which_head(family: Path) -> None:
-    with pytest.raises(DataError, match="has a head for each of mood, topic; say which"):
+    with pytest.raises(DataError, match="has a head for each of mood, topic; say for which task: "):
         matsmerge.load(family / "merged")
     with pytest.raises(DataError, match="none for the task 'topics'; did you mean 'topic'"):
         matsmerge.load(family / "merged", task="topics")

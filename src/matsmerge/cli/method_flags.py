@@ -17,7 +17,7 @@ from matsmerge.cli.merge_options import Solving, WithoutFile
 from matsmerge.errors import RecipeError
 from matsmerge.recipes.known_options import known_parts
 
-_METAVARS = {"float": "NUMBER", "int": "INTEGER", "str": "TEXT", "part": "NAME"}
+_METAVARS = {"float": "NUMBER", "int": "INTEGER", "str": "TEXT", "part": "NAME", "names": "NAMES"}
 
 
 class MergeCommand(HelpedCommand):

@@ -78,7 +78,7 @@ class JointProducts(Operator):
         return replace(self, **{name: getattr(self, name).to(dtype) for name in names})
 
     def diagonal(self) -> Tensor:
-        total = torch.full((len(self.v), len(self.u)), self.rest).to(self.v)
+        total = self.v.new_full((len(self.v), len(self.u)), self.rest)
         of_v, of_u = self.v.square() * self.t, self.u.square() * self.s
         total += (of_v @ self.of_rows)[:, None] + of_u @ self.of_columns
         for b in self.blocks:
@@ -106,7 +106,7 @@ class JointProducts(Operator):
         total += (f.square().sum(1) * self.t) @ self.of_rows
         for b in self.blocks:
             z = self.v[:, b.rows].mT @ e[:, b.columns]
-            total += b.scale * (self.t[b.rows] @ z.square() @ self.s[b.columns])
+            total += b.scale * (self.t[b.rows, None] * z.square() * self.s[b.columns]).sum()
         return float(total)
 
 

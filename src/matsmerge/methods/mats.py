@@ -8,7 +8,7 @@ MaTS (Tam, Bansal & Raffel, 2024). The methods in `named.py` differ from it in t
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from matsmerge.errors import RecipeError, StatisticsError
@@ -76,6 +76,12 @@ class Mats(Parts, Method):
         description="names of poor models: what the init does on their data is kept, instead of "
         "what they do",
     )
+
+    @field_validator("from_init", mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        """`a,b` is two names, as on the command line."""
+        return [name.strip() for name in given.split(",")] if isinstance(given, str) else given
 
     @model_validator(mode="after")
     def _one_or_many(self) -> "Mats":

@@ -24,7 +24,7 @@ FILE = Path(__file__).with_suffix(".json")
 # numbers. Values are the name of a type, choices as `a|b`, `part` for another table's names, or
 # something else (None).
 Known = Mapping[str, tuple[str | None, str, Mapping[str, float]]]
-_TYPES = {"bool": bool, "float": float, "int": int, "str": str}
+_TYPES = {"bool": bool, "float": float, "int": int, "str": str, "names": str | list[str]}
 
 
 @cache
@@ -53,6 +53,8 @@ def describe_options() -> dict[str, Any]:
                 return None
         if get_origin(annotation) is Literal:
             return "|".join(get_args(annotation))
+        if annotation == tuple[str, ...]:
+            return "names"
         return annotation.__name__ if annotation in (bool, float, int, str) else None
 
     def limits(field: FieldInfo) -> dict[str, float]:

@@ -284,11 +284,13 @@ def test_ties_7_runs(tmp_path: Path) -> None:
     check_comparison(suite, Run.at(tmp_path, suite, make_t5).all())
 
 
+@pytest.mark.long
 def test_vision_8_runs(tmp_path: Path) -> None:
     suite = shrunk("paper-vision-8", ["DTD", "SVHN"])
     check_comparison(suite, Run.at(tmp_path, suite, make_clip).all())
 
 
+@pytest.mark.long
 def test_intermediate_runs(tmp_path: Path) -> None:
     suite = shrunk("paper-intermediate", ["RTE", "MNLI"])
     results = Run.at(tmp_path, suite, make_bert).all()

@@ -261,6 +261,7 @@ def test_an_ensemble_answers_each_task_with_its_head(place: Path, ran: Path) -> 
         assert row.test.tasks[task] == pytest.approx(right.count("1") / len(data))
 
 
+@pytest.mark.long
 def test_processes_give_what_one_process_gives(place: Path, ran: Path) -> None:
     suite = tiny_suite(methods={"average": METHODS["average"]})
     out = place / "processes"
