@@ -147,32 +147,14 @@ def test_methods() -> None:
 
 
 def test_objectives_and_solvers() -> None:
+    gram = ["anchor", "bias", "embeddings", "equalize", "norms", "off_diagonal", "ridge"]
+    kfac = sorted([*gram, "output_ridge", "per"])
     assert {name: sorted(cls.model_fields) for name, cls in OBJECTIVES.items()} == {
         "identity": [],
         "fisher": ["floor"],
-        "gram": ["anchor", "bias", "embeddings", "equalize", "norms", "off_diagonal", "ridge"],
-        "kfac": [
-            "anchor",
-            "bias",
-            "embeddings",
-            "equalize",
-            "norms",
-            "off_diagonal",
-            "output_ridge",
-            "per",
-            "ridge",
-        ],
-        "kfac_scales": [
-            "anchor",
-            "bias",
-            "embeddings",
-            "equalize",
-            "norms",
-            "off_diagonal",
-            "output_ridge",
-            "per",
-            "ridge",
-        ],
+        "gram": gram,
+        "kfac": kfac,
+        "kfac_scales": kfac,
         "block_fisher": [],
         "actmat": [],
         "wudi": [],
