@@ -76,7 +76,9 @@ def test_a_pooler_that_moved_as_others_did_is_merged(tmp_path: Path) -> None:
 def test_data_shows_poor_models(family: Family, tmp_path: Path) -> None:
     advice = matsmerge.advise(family.models, family.base, data=family.data, num_examples=30)
     assert advice.recipe.method.name == "mats_cross"
-    assert advice.recipe.method.written == {"name": "mats_cross", "from_init": ["m2"]}
+    assert advice.recipe.method.written == {
+        "name": "mats_cross", "from_init": ["m2"], "otherwise": "init",
+    }  # fmt: skip
     assert [entry.weight for entry in advice.recipe.models] == [1, 1, 0.3]
     (poor,) = found(advice, "answers")
     assert (poor.level, poor.models) == ("warning", ("m2",))

@@ -77,7 +77,7 @@ def candidates(now: Situation) -> Iterator[Candidate]:
         yield _arithmetic(now, "the best for (IA)^3 vectors without statistics (text-small)")
         return
     if now.has_data:
-        held = {"from_init": list(now.poor)} if now.poor else {}
+        held = {"from_init": list(now.poor), "otherwise": "init"} if now.poor else {}
         yield Candidate(
             {"name": "mats_cross", **held},
             "there is data for every model; layer after layer, the merged model is made to output "
