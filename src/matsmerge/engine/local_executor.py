@@ -100,6 +100,7 @@ class LocalExecutor:
             # A pool that could not start all of its workers waits for the others for ever.
             for worker in set(multiprocessing.active_children()) - others:
                 worker.kill()
+                worker.join()  # until then it has the output's lock
             raise gave_out(error) from error
         finally:
             for lane in lanes.values():
