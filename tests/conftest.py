@@ -29,7 +29,6 @@ State = dict[str, Tensor]
 # They take longest, and come first: else one process is left with one of them at the end.
 SLOWEST = (
     "engine/test_ray_executor.py",
-    "drills/test_drills.py",
     "integration/test_ray_commands.py",
     "lab/experiments/test_suite_run.py",
     "lab/experiments/test_paper_suites.py",

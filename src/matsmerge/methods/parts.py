@@ -1,7 +1,9 @@
 """The parts of MaTS as recipes write them: names, or names with options."""
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Union
 
 from pydantic import (
@@ -155,9 +157,16 @@ class Parts(Options):
         for part in cls._parts():
             for other in part_classes()[part].values():
                 if not issubclass(other, Parts):
-                    for key, field in other.model_json_schema()["properties"].items():
-                        properties.setdefault(key, field)
+                    for key, field in _schema_of_options(other).items():
+                        properties.setdefault(key, deepcopy(field))
         return reference
+
+
+@cache
+def _schema_of_options(part: type[Options]) -> dict[str, Any]:
+    """Made once: the schema of a recipe has it a hundred times."""
+    properties: dict[str, Any] = part.model_json_schema()["properties"]
+    return properties
 
 
 class Stage(Parts):
