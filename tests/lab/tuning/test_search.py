@@ -404,6 +404,8 @@ def test_values_at_the_edge_of_what_was_tried() -> None:
     (remark,) = space.remarks({**chosen, "scale": 0.1, "iterations": 15})
     assert remark.startswith("scale: the best value, 0.1,")
     assert "a smaller one" in remark
+    assert space.remarks(chosen, [chosen, {**chosen, "iterations": 10}]) == []
+    assert len(space.remarks(chosen, [chosen, {**chosen, "scale": 0.1}])) == 1
 
 
 def test_from_python_with_a_recipe_and_a_search(setting: Path) -> None:

@@ -180,7 +180,8 @@ def tune(
         raise
     finally:
         log.close()
-    remarks = space.remarks(chosen.choice)
+    as_good = [t.choice for t in running.trials if not t.failure and t.score == chosen.score]
+    remarks = space.remarks(chosen.choice, as_good)
     return Tuned(chosen, running.trials, target, scorer.metrics, scorer.in_percent, remarks)
 
 

@@ -112,12 +112,16 @@ class SearchSpace:
         for combination in itertools.product(*lists):
             yield dict(zip(self.others, combination, strict=True))
 
-    def remarks(self, choice: Choice) -> list[str]:
-        """Which values of a choice are the least or the greatest of those that were tried."""
+    def remarks(self, choice: Choice, as_good: Sequence[Choice] = ()) -> list[str]:
+        """Which values of a choice are the least or the greatest of those that were tried.
+
+        Nothing is said of a value where choices that are as good have another.
+        """
         found = []
         for key, values in self.values.items():
             numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-            if len(numbers) < 2 or len(numbers) < len(values):
+            is_open = any(other.get(key) != choice.get(key) for other in as_good)
+            if len(numbers) < 2 or len(numbers) < len(values) or is_open:
                 continue
             for end, word in ((min(numbers), "smaller"), (max(numbers), "larger")):
                 if choice.get(key) == end:
