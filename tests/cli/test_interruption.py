@@ -70,7 +70,7 @@ def test_at_any_moment(
         assert "ignored" not in err
         if process.returncode:
             assert len(re.findall("error: interrupted", err)) == 1
-        assert out.exists() == (process.returncode == 0)
+        assert out.exists() or process.returncode  # which may come when the output is there
         assert not out.exists() or (out / "merge.json").exists()
 
 
