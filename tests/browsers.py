@@ -91,9 +91,10 @@ class Browser:
         return list(self.run(_FAINT))
 
     def downloaded(self, name: str) -> bytes:
-        found = wait_for(lambda: next(iter(self.downloads.glob(name)), None))
-        assert isinstance(found, Path)
-        return found.read_bytes()
+        """What was saved under a name, once it is whole."""
+        path = self.downloads / name
+        wait_for(lambda: path.exists() and not [*self.downloads.glob("*.crdownload")])
+        return path.read_bytes()
 
 
 def wait_for(look: Callable[[], Any]) -> Any:

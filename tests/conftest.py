@@ -10,19 +10,24 @@ from pathlib import Path
 import pytest
 import torch
 from faulty_store import FaultyStore, use_faulty_store
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from safetensors.torch import save_file
 from torch import Tensor
 
 from matsmerge.cli import main
-from matsmerge.files import remote_store
+from matsmerge.files import remote_file, remote_store
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Of a job in the background Ctrl-C may be ignored, and so it would be by all that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(int(os.environ.get("MATSMERGE_TEST_THREADS", "1")))
 # The same cases every time: a test that fails by chance tells nobody anything.
-settings.register_profile("matsmerge", derandomize=True, deadline=None)
+settings.register_profile(
+    "matsmerge",
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # which depends on what else runs
+)
 settings.load_profile("matsmerge")
 
 State = dict[str, Tensor]
@@ -44,6 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
     if seed := os.environ.get("MATSMERGE_TEST_ORDER"):
         random.Random(seed).shuffle(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test draws at random does not depend on which tests came before it."""
+    torch.manual_seed(104_729)  # which no test has for a seed of its own
 
 
 @pytest.fixture
@@ -106,6 +117,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultySto
     monkeypatch.setenv("MATSMERGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "_DELAYS", (0.0, 0.0))
     yield use_faulty_store()
+    remote_file.fetching().shutdown()  # or what is still fetched counts as of the next test
+    remote_file._threads.cache_clear()
     FaultyStore.reset()
 
 

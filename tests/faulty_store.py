@@ -1,6 +1,6 @@
 """A store in the memory of this process that counts requests, and fails when it is told to."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -16,7 +16,8 @@ class FaultyStore(MemoryFileSystem):  # type: ignore[misc]
     cachable = False
     store: ClassVar[dict[str, Any]] = {}
     pseudo_dirs: ClassVar[list[str]] = [""]
-    requests: ClassVar[Counter[str]] = Counter()
+    # No Counter: its first count of a kind calls Python code, in which threads may change.
+    requests: ClassVar[dict[str, int]] = defaultdict(int)
     ranges: ClassVar[list[tuple[str, int, int]]] = []
     fault: ClassVar[Fault | None] = None
     order: ClassVar[list[str]] = []  # what was written and removed

@@ -23,7 +23,7 @@ import matsmerge.api  # noqa: F401
 from matsmerge.cli import main
 from matsmerge.cli.commands import COMMANDS
 
-_GIVE_UP_SECONDS = 300.0
+_GIVE_UP_SECONDS = 900.0  # only so that what hangs ends
 
 
 class ForkedCommand:
@@ -56,21 +56,44 @@ class ForkedCommand:
             os.killpg(self.pid, number) if with_workers else os.kill(self.pid, number)
 
     def wait(self) -> CompletedProcess[str]:
-        """Wait for its end: what it printed, and its exit code."""
+        """Wait for its end: what it printed, and its exit code.
+
+        One that was killed has ended when its workers have, which die with it but a moment later.
+        """
         deadline = time.monotonic() + _GIVE_UP_SECONDS
         while self.poll() is None:
             if time.monotonic() > deadline:
                 os.killpg(self.pid, signal.SIGKILL)
                 raise TimeoutError(f"mats {' '.join(self.arguments)}")
             time.sleep(0.002)
+        code = self.poll()
+        assert code is not None
+        if code < 0:
+            wait_for_session(self.pid)
         texts = []
         for file in self._printed:
             with file:
                 file.seek(0)
                 texts.append(file.read().decode(errors="backslashreplace"))
-        code = self.poll()
-        assert code is not None
         return CompletedProcess(self.arguments, code, *texts)
+
+
+def wait_for_session(leader: int) -> None:
+    """Wait until the kernel has ended all processes of a session; until then they hold locks."""
+    deadline = time.monotonic() + _GIVE_UP_SECONDS
+    while _is_running(leader):
+        assert time.monotonic() < deadline, f"processes of session {leader} are still there"
+        time.sleep(0.002)
+
+
+def _is_running(session: int) -> bool:
+    """Whether a thread of it runs: a process whose first has ended may still have others."""
+    for path in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, _, found, *_ = path.read_text().rpartition(")")[2].split()
+            if int(found) == session and state not in "ZX":
+                return True
+    return False
 
 
 def run_mats(

@@ -15,11 +15,14 @@ _NODE: dict[str, Any] = {
     "include_dashboard": False,
     "node_ip_address": "127.0.0.2",
 }
-# A node that is killed is given up after some seconds, not after a quarter of a minute; and workers
-# do not let all other work on the machine go first, as they would.
+# A node that is killed is given up after some seconds, not after a quarter of a minute, and one that
+# only waits for a processor is not; workers do not let all other work on the machine go first, and
+# are not killed when that takes most of the memory, as they would.
 _IMPATIENT = {
     "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 120_000,
     "health_check_failure_threshold": 3,
+    "memory_monitor_refresh_ms": 0,
     "worker_niceness": 0,
 }
 

@@ -1,31 +1,36 @@
-"""Merges that can be interrupted half-way, and how to wait for that and go on."""
+"""Merges that can be interrupted half-way, and how to wait for that."""
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import Any
 
-from forked_commands import ForkedCommand, run_mats
+from forked_commands import ForkedCommand
 
 from matsmerge.engine import output_folder, worker
 from matsmerge.engine.output_folder import OutputFolder
 from matsmerge.files.whole_outputs import staging_path
 
-_GIVE_UP_SECONDS = 60
+_GIVE_UP_SECONDS = 300
 
 
-def slow_down() -> None:
-    """Of the merges of this process enough jobs to be noted are done at once, others take long."""
-    merge = worker.Worker.merge
+def slow_down(go_on: Path) -> Callable[[], None]:
+    """For `prepare`: enough jobs to be noted are done at once, others wait for a file."""
 
-    def stop(self: Any, job: Any, **keywords: Any) -> Any:
-        if job.index > output_folder._SYNC_JOBS:
-            time.sleep(2)
-        return merge(self, job, **keywords)
+    def prepare() -> None:
+        merge = worker.Worker.merge
 
-    worker.Worker.merge = stop  # type: ignore[assignment,method-assign]
+        def stop(self: Any, job: Any, **keywords: Any) -> Any:
+            deadline = time.monotonic() + _GIVE_UP_SECONDS
+            while job.index > output_folder._SYNC_JOBS and not go_on.exists():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            return merge(self, job, **keywords)
+
+        worker.Worker.merge = stop  # type: ignore[assignment,method-assign]
+
+    return prepare
 
 
 def ending_note(num_jobs: int, number: int) -> Callable[[Any, Any], None]:
@@ -50,13 +55,3 @@ def wait_for_jobs(command: ForkedCommand, out: Path) -> Path:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return journal
-
-
-def resume_killed(arguments: Sequence[str | Path]) -> CompletedProcess[str]:
-    """Continue a merge that was killed, once the kernel has ended its workers too."""
-    for _ in range(100):
-        result = run_mats(*arguments, "--resume")
-        if "another merge is writing" not in result.stderr:
-            break
-        time.sleep(0.1)
-    return result

@@ -43,8 +43,8 @@ def test_a_page(browser: Browser, address: str, page: str, width: int, theme: st
     urls = browser.requests()
     assert f"{address}{page}.html" in urls
     assert {url for url in urls if not url.startswith(address)} == set()
-    scheme = browser.run("return document.body.dataset.mdColorScheme")
-    assert scheme == {"light": "default", "dark": "slate"}[theme]
+    scheme = {"light": "default", "dark": "slate"}[theme]
+    wait_for(lambda: browser.run("return document.body.dataset.mdColorScheme") == scheme)
     broken = "return [...document.images].filter((i) => !i.naturalWidth && i.complete).length"
     assert browser.run(broken) == 0
 

@@ -41,8 +41,9 @@ def _no_explanations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wait_until_it_listens(process: "subprocess.Popen[str]") -> None:
     """Before Python has started no program can say what a signal does."""
-    deadline = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < deadline:
+    deadline = time.monotonic() + 300
+    while process.poll() is None:
+        assert time.monotonic() < deadline
         found = re.search(r"SigCgt:\s+(\w+)", Path(f"/proc/{process.pid}/status").read_text())
         if found and int(found[1], 16) >> (signal.SIGTERM - 1) & 1:
             return
@@ -63,13 +64,13 @@ def test_at_any_moment(
         wait_until_it_listens(process)
         time.sleep(i * 0.25)
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
         assert process.returncode in (0, 128 + number), err
         assert "Traceback" not in err
         assert "ignored" not in err
         if process.returncode:
             assert len(re.findall("error: interrupted", err)) == 1
-        assert out.exists() == (process.returncode == 0)
+        assert out.exists() or process.returncode  # which may come when the output is there
         assert not out.exists() or (out / "merge.json").exists()
 
 
@@ -84,9 +85,11 @@ def test_workers_end_with_it_and_say_nothing(
         for i in range(2)
     ]
     out = tmp_path / "out"
-    command = ForkedCommand(["merge", *models, "-o", out, "--workers", "2"], slow_down)
+    given: list[str | Path] = ["merge", *models, "-o", out, "--workers", "2"]
+    command = ForkedCommand(given, slow_down(tmp_path / "go on"))
     wait_for_jobs(command, out)
     command.send_signal(number, with_workers=True)
+    (tmp_path / "go on").touch()
     ended = command.wait()
     assert (ended.returncode, ended.stdout) == (128 + number, ""), ended.stderr
     assert [line for line in ended.stderr.splitlines() if "merging" not in line and line] == [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from forked_commands import become
+from forked_commands import become, wait_for_session
 
 from matsmerge.cli import main
 from matsmerge.statistics import partial_file
@@ -82,6 +82,7 @@ def run(
             time.sleep(0.002)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # what it may have left running
+    wait_for_session(child)
     text = output.read_bytes().decode(errors="replace")
     output.unlink()
     start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

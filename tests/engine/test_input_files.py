@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from forked_commands import ForkedCommand
+from forked_commands import ForkedCommand, run_mats
 from safetensors.torch import load_file, save_file
-from slow_commands import resume_killed, slow_down, wait_for_jobs
+from slow_commands import slow_down, wait_for_jobs
 from torch import Tensor
 
 import matsmerge
@@ -199,13 +199,13 @@ def test_killed_changed_and_resumed_from_the_command_line(
     models = [save_model(f"m{i}", {"w": make_values(i, size)}) for i in range(2)]
     out = tmp_path / "out"
     arguments = ["merge", *(f"--model={model}" for model in models), "-o", str(out)]
-    command = ForkedCommand(arguments, slow_down)
+    command = ForkedCommand(arguments, slow_down(tmp_path / "never"))
     wait_for_jobs(command, out)
     command.send_signal(signal.SIGKILL)
     command.wait()
     for model in models:
         change_inside(model / "model.safetensors")
-    result = resume_killed(arguments)
+    result = run_mats(*arguments, "--resume")
     assert result.returncode == 1
     assert result.stderr.replace("\n", "").count("was modified") == 2
     assert not out.exists()

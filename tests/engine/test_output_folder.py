@@ -13,7 +13,7 @@ import pytest
 import torch
 from forked_commands import ForkedCommand, run_mats
 from safetensors.torch import load_file
-from slow_commands import resume_killed, slow_down, wait_for_jobs
+from slow_commands import slow_down, wait_for_jobs
 from torch import Tensor
 
 import matsmerge
@@ -264,9 +264,10 @@ def test_killed_and_resumed_from_the_command_line(
     arguments = ["merge", "--model", str(tmp_path / "m0"), "--model", str(tmp_path / "m1")]
     plain, out = tmp_path / "plain", tmp_path / "out"
     assert run_mats(*arguments, "-o", plain).returncode == 0
-    command = ForkedCommand([*arguments, "-o", out], slow_down)
+    command = ForkedCommand([*arguments, "-o", out], slow_down(tmp_path / "go on"))
     journal = wait_for_jobs(command, out)
     command.send_signal(signal_number)
+    (tmp_path / "go on").touch()  # after Ctrl-C jobs that have begun are waited for
     ended = command.wait()
     assert ended.returncode == (-signal.SIGKILL if signal_number == signal.SIGKILL else 130)
     if signal_number == signal.SIGINT:
@@ -275,7 +276,7 @@ def test_killed_and_resumed_from_the_command_line(
     assert not out.exists()
     done = sum(len(json.loads(line).get("jobs", [])) for line in journal.read_text().splitlines())
     assert 0 < done < 12
-    result = resume_killed([*arguments, "-o", out])
+    result = run_mats(*arguments, "-o", out, "--resume")
     assert result.returncode == 0, result.stderr
     assert (out / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
     assert (out / "merge.json").read_bytes() == (plain / "merge.json").read_bytes()

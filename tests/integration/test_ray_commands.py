@@ -91,8 +91,8 @@ def test_parts_of_the_data(place: Path, mats: Run) -> None:
     arguments = ["collect", "one", "--task", "one.yaml", "--split", "train", "--batch-size", "3"]
     code, _, error = mats(*arguments, "--executor", "ray", "--parts", "2", "--out", "r.safetensors")
     assert code == 0, error
-    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "matsmerge"]
-    command = [sys.executable, *launcher, *arguments, "--out", "p.safetensors"]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launcher, "-m", "matsmerge", *arguments, "--out", "p.safetensors"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

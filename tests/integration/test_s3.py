@@ -38,6 +38,8 @@ def proxy(port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
             monkeypatch.setenv(key, value)
         monkeypatch.setenv("MATSMERGE_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(remote_store, "_DELAYS", (0.0, 0.0))
+        monkeypatch.setattr(s3fs.S3FileSystem, "read_timeout", 300)  # a busy machine is no fault
+        monkeypatch.setattr(s3fs.S3FileSystem, "connect_timeout", 300)
         s3fs.S3FileSystem.clear_instance_cache()
         store = s3fs.S3FileSystem()
         if store.exists("bucket"):

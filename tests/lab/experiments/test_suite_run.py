@@ -323,13 +323,16 @@ def test_a_killed_run_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch)
     content = tiny_suite(methods=methods).model_dump(mode="json", exclude_unset=True)
     suite.write_text(yaml.safe_dump(content))
     places = ("--base", place / "base", "--data", place / "data", "--workers", "2")
-    command = ForkedCommand(["experiment", "run", suite, "--out", out, *places])
+
+    def wait_at_merges() -> None:  # so that it is never done before it is killed
+        Merge.run = lambda *_: time.sleep(600)  # type: ignore[assignment,method-assign]
+
+    command = ForkedCommand(["experiment", "run", suite, "--out", out, *places], wait_at_merges)
     steps = out / "steps"
     while not list(steps.glob("train-*")) and command.poll() is None:
         time.sleep(0.01)
     command.send_signal(signal.SIGKILL)
     assert command.wait().returncode == -signal.SIGKILL
-    time.sleep(1)  # its workers die with it, but not in the same instant
     done = {path.name for path in steps.glob("*") if not path.name.startswith(".")}
     assert done
     out = out.rename(place / "killed and moved")

@@ -150,9 +150,13 @@ def test_a_figure_is_saved_with_its_colours(pages: Pages) -> None:
 
 def test_a_recipe_is_copied(pages: Pages) -> None:
     page = pages.show()
+    page.run(  # it says so for two seconds, in which nobody may look
+        "window.said = []; const button = document.querySelector('[data-copy]');"
+        "new MutationObserver(() => window.said.push(button.textContent))"
+        ".observe(button, {childList: true, characterData: true, subtree: true});"
+    )
     page.click("[data-copy]")
-    text = "return document.querySelector('[data-copy]').textContent"
-    wait_for(lambda: page.run(text) == "Copied")
+    assert wait_for(lambda: page.run("return window.said"))[0] == "Copied"
 
 
 def test_themes_differ_switch_and_are_remembered(pages: Pages) -> None:
@@ -176,6 +180,12 @@ def test_themes_differ_switch_and_are_remembered(pages: Pages) -> None:
 
     wait_for(is_dark_again)  # the browser writes what is remembered when it has time
     page.run("localStorage.clear()")
+
+    def is_light_again() -> bool:
+        page.driver.refresh()
+        return bool(page.run(colours) == light)
+
+    wait_for(is_light_again)  # or the next page may be dark
 
 
 def test_on_paper_everything_is_there(pages: Pages) -> None:

@@ -17,6 +17,7 @@ from matsmerge.lab.reports.table_drawing import draw_table
 PICTURE_SUFFIXES = (".png", ".svg")
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars")
+_SMALL = ("--disable-dev-shm-usage",)  # of a container the shared memory may be small, or full
 _QUIET = ("--disable-background-networking", "--disable-component-update", "--disable-sync")
 _WIDTH, _PANEL = 700, 440  # pixels, of which a PNG has two by two: alone, and side by side
 _TITLE, _EDGE = 34, 16  # pixels of a panel's title, and around all
@@ -81,7 +82,7 @@ def _rasterised(content: str, width: float, height: float) -> bytes:
         source.write_text(f'<meta charset="utf-8"><body style="margin:0">{content}', "utf-8")
         size = f"--window-size={round(width)},{round(height)}"
         here = [f"--user-data-dir={folder}/profile", f"--screenshot={target}"]
-        command = [browser, *_FLAGS, *_QUIET, "--force-device-scale-factor=2", size, *here]
+        command = [browser, *_FLAGS, *_SMALL, *_QUIET, "--force-device-scale-factor=2", size, *here]
         try:
             subprocess.run(
                 [*command, source.as_uri()], capture_output=True, timeout=_SECONDS, check=True
