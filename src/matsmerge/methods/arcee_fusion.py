@@ -1,5 +1,6 @@
 """Arcee Fusion: the changes of one model that matter most."""
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,9 +12,10 @@ from matsmerge.methods.site import Site, SiteTask
 from matsmerge.methods.trimming import find_ranked
 
 _EPSILON = 1e-8  # mergekit's, added to probabilities
-# Changes up to this make r at most 0.07, for which so many terms are as exact as a logarithm.
+# Changes up to this make r at most 0.07. So many terms of the series of exp(delta) - 1 and of the
+# divergence are then as exact as the functions, and take a quarter of the time.
 _SMALL_CHANGE = 1 / 32
-_NUM_TERMS = {torch.float32: 6, torch.float64: 14}
+_NUM_TERMS = {torch.float32: (4, 6), torch.float64: (9, 14)}
 
 
 class ArceeFusion(Method):
@@ -43,19 +45,24 @@ class ArceeFusion(Method):
         return {"threshold": [median + 1.5 * (upper - lower)]}
 
     def merge(self, site: Site) -> Tensor:
-        (importance,), (threshold,) = _importance(site), site.measured["threshold"]
-        return torch.where(importance >= threshold, site.tasks[0].load(), site.load_base())
+        importance, base = _importance_and_base(site)
+        is_important = importance >= site.measured["threshold"][0]
+        return torch.where(is_important, site.tasks[0].load(), base)
 
 
 def _importance(site: Site) -> list[Tensor]:
+    return [_importance_and_base(site)[0]]
+
+
+def _importance_and_base(site: Site) -> tuple[Tensor, Tensor]:
     length = max(1, site.shape[-1]) if site.shape else 1
     rows, own = site.whole_rows(length)
     base, delta = (v.view(-1, length) for v in (rows.load_base(), rows.tasks[0].load()))
     delta.sub_(base)
-    largest = delta.abs().max() if delta.numel() else 0
-    is_small = largest <= _SMALL_CHANGE
+    least, most = (float(v) for v in delta.aminmax()) if delta.numel() else (0.0, 0.0)
+    is_small = max(-least, most) <= _SMALL_CHANGE
     divergence = _divergence_of_small(base, delta) if is_small else _divergence(base, delta)
-    return [delta.abs_().mul_(divergence).view(-1)[own]]
+    return delta.abs_().mul_(divergence).view(-1)[own], base.view(-1)[own]
 
 
 def _divergence(base: Tensor, delta: Tensor) -> Tensor:  # (rows, 1)
@@ -72,17 +79,20 @@ def _divergence_of_small(base: Tensor, delta: Tensor) -> Tensor:  # (rows, 1)
     sum of (q + epsilon) r is 0, the divergence is the sum of (q + epsilon) ((1 + r) log(1 + r) - r)
     = (q + epsilon) r^2 (1/2 - r/6 + r^2/12 - ...).
     """
+    num_change, num_divergence = _NUM_TERMS[delta.dtype]
     q = base.softmax(1)
-    change = torch.expm1(delta)
-    s = (q * change).sum(1, keepdim=True)
+    change = _series(delta, [1 / math.factorial(k + 1) for k in range(num_change)]).mul_(delta)
+    s = torch.linalg.vecdot(q, change)[:, None]
     whole = q + _EPSILON
     r = change.sub_(s).div_(1 + s).mul_(q).div_(whole)
-    num = _NUM_TERMS[r.dtype]
-    series = torch.full_like(r, _coefficient(num - 1))
-    for k in range(num - 2, -1, -1):
-        series.mul_(r).add_(_coefficient(k))
-    return series.mul_(r).mul_(r).mul_(whole).sum(1, keepdim=True)
+    series = _series(r, [(-1) ** k / ((k + 1) * (k + 2)) for k in range(num_divergence)])
+    return torch.linalg.vecdot(series.mul_(r).mul_(r), whole)[:, None]
 
 
-def _coefficient(k: int) -> float:
-    return (-1.0 if k % 2 else 1.0) / ((k + 1) * (k + 2))
+def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:
+    """sum_k c_k x^k, from the last term on."""
+    *others, before, last = (x.new_tensor(c) for c in coefficients)
+    found = torch.add(before, x, alpha=last.item())
+    for coefficient in reversed(others):
+        torch.addcmul(coefficient, found, x, out=found)
+    return found
