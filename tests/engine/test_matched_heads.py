@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from peft import IA3Config, LoraConfig
+from peft_models import adapt, put_on
 from safetensors.torch import load_file
 from tiny_models import bert_config, make_tokenizer, save, write_rows
 from torch import Tensor, nn
@@ -159,6 +161,56 @@ def test_answers_come_nearer_to_the_models_own(family: Path, tmp_path: Path) -> 
             total += float((wanted - found).square().sum())
         distances[name] = total
     assert distances["matched"] < 0.5 * distances["kept"]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        IA3Config(target_modules=["key", "value"], feedforward_modules=[], task_type="SEQ_CLS"),
+        LoraConfig(target_modules=["query", "dense"], r=2, task_type="SEQ_CLS"),
+    ],
+    ids=["ia3", "lora"],
+)
+def test_heads_of_adapters(family: Path, tmp_path: Path, config: Any) -> None:
+    own = {}
+    for i, task in enumerate(NAMES):
+        model = BertForSequenceClassification.from_pretrained(
+            family / "base", num_labels=2 + i, ignore_mismatched_sizes=True
+        )
+        own[task] = adapt(model, config, tmp_path / task, i + 1)
+    distances = {}
+    for is_matched in (False, True):
+        data = [family / f"{n}.jsonl" for n in NAMES] if is_matched else None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            merged = matsmerge.merge(
+                own, family / "base", "average", out=tmp_path / str(is_matched), data=data,
+                match_heads=is_matched,
+            ).folder  # fmt: skip
+        distances[is_matched] = 0.0
+        for (task, adapter), texts in zip(own.items(), TEXTS, strict=True):
+            head = load_file(merged / "heads" / f"{task}.safetensors")
+            num_labels = 2 + NAMES.index(task)
+            plain = BertForSequenceClassification.from_pretrained(
+                family / "base", num_labels=num_labels, ignore_mismatched_sizes=True
+            )
+            found = put_on(plain, merged)
+            parts = {name.split(".")[-1]: value for name, value in head.items()}
+            assert parts.keys() == {"weight", "bias"}
+            found.get_base_model().classifier.load_state_dict(parts)
+            expected = put_on(
+                BertForSequenceClassification.from_pretrained(
+                    family / "base", num_labels=num_labels, ignore_mismatched_sizes=True
+                ),
+                adapter,
+            )
+            tokenizer = AutoTokenizer.from_pretrained(family / "base")
+            for text in texts:
+                given = tokenizer(text, return_tensors="pt")
+                with torch.no_grad():
+                    difference = found(**given).logits - expected(**given).logits
+                distances[is_matched] += float(difference.square().sum())
+    assert distances[True] < 0.5 * distances[False]
 
 
 def test_one_model_keeps_its_head(family: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -175,7 +176,10 @@ def _received(
 
 
 def _linear(model: nn.Module, name: str) -> nn.Linear:
-    module = model.get_submodule(name)
+    module: Any = model.get_submodule(name)
+    if not isinstance(module, nn.Linear):  # an adapter has its own beside that of the base
+        (adapter,) = module.active_adapters
+        module = module.modules_to_save[adapter]
     assert isinstance(module, nn.Linear)
     return module
 

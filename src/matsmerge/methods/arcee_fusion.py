@@ -86,7 +86,8 @@ def _divergence_of_small(base: Tensor, delta: Tensor) -> Tensor:  # (rows, 1)
     whole = q + _EPSILON
     r = change.sub_(s).div_(1 + s).mul_(q).div_(whole)
     series = _series(r, [(-1) ** k / ((k + 1) * (k + 2)) for k in range(num_divergence)])
-    return torch.linalg.vecdot(series.mul_(r).mul_(r), whole)[:, None]
+    divergence: Tensor = torch.linalg.vecdot(series.mul_(r).mul_(r), whole)
+    return divergence[:, None]
 
 
 def _series(x: Tensor, coefficients: Sequence[float]) -> Tensor:

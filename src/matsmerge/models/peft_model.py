@@ -93,17 +93,17 @@ def unfold(model: nn.Module, adapted: AdaptedCheckpoint, names: Mapping[str, str
 def match_adapter_names(
     model: nn.Module, checkpoint: Checkpoint, head_names: Mapping[str, str]
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Map trainable parameters to the adapter's tensors, and to those of a separate head."""
+    """Map trainable parameters to the adapter's tensors, and a separate head's to its own."""
     names: dict[str, str] = {}
     of_head: dict[str, str] = {}
     problems = []
     for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
         stored = stored_name(name)
         spec = checkpoint.specs.get(checkpoint.aliases.get(stored, stored))
         if (own := head_names.get(stored.removeprefix(PREFIX))) is not None:
             of_head[name] = own
+        elif not parameter.requires_grad:
+            continue
         elif spec is None:
             problems.append(f"{checkpoint.label}: lacks '{stored}', which the adapter needs")
         elif spec.shape != tuple(parameter.shape):
