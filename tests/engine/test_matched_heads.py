@@ -47,8 +47,14 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_family(tmp_path_factory.mktemp("family"))
 
 
-def merge(family: Path, out: Path, method: str = "average", **options: Any) -> Path:
-    models = {name: family / name for name in NAMES}
+def merge(
+    family: Path,
+    out: Path,
+    method: str = "average",
+    models: dict[str, Path] | None = None,
+    **options: Any,
+) -> Path:
+    models = models or {name: family / name for name in NAMES}
     settings = {"heads": POOLED, "data": [family / f"{n}.jsonl" for n in NAMES], **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # notes on blocks and heads
@@ -172,45 +178,29 @@ def test_answers_come_nearer_to_the_models_own(family: Path, tmp_path: Path) -> 
     ids=["ia3", "lora"],
 )
 def test_heads_of_adapters(family: Path, tmp_path: Path, config: Any) -> None:
-    own = {}
-    for i, task in enumerate(NAMES):
-        model = BertForSequenceClassification.from_pretrained(
-            family / "base", num_labels=2 + i, ignore_mismatched_sizes=True
+    def classifier(task: str) -> Any:
+        return BertForSequenceClassification.from_pretrained(
+            family / "base", num_labels=2 + NAMES.index(task), ignore_mismatched_sizes=True
         )
-        own[task] = adapt(model, config, tmp_path / task, i + 1)
-    distances = {}
-    for is_matched in (False, True):
-        data = [family / f"{n}.jsonl" for n in NAMES] if is_matched else None
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            merged = matsmerge.merge(
-                own, family / "base", "average", out=tmp_path / str(is_matched), data=data,
-                match_heads=is_matched,
-            ).folder  # fmt: skip
-        distances[is_matched] = 0.0
-        for (task, adapter), texts in zip(own.items(), TEXTS, strict=True):
+
+    own = {n: adapt(classifier(n), config, tmp_path / n, seed) for seed, n in enumerate(NAMES, 1)}
+    tokenizer = AutoTokenizer.from_pretrained(family / "base")
+    distances = {"kept": 0.0, "matched": 0.0}
+    for name in distances:
+        options = {"match_heads": True} if name == "matched" else {"data": None}
+        merged = merge(family, tmp_path / name, models=own, heads=[], **options)
+        for task, texts in zip(NAMES, TEXTS, strict=True):
             head = load_file(merged / "heads" / f"{task}.safetensors")
-            num_labels = 2 + NAMES.index(task)
-            plain = BertForSequenceClassification.from_pretrained(
-                family / "base", num_labels=num_labels, ignore_mismatched_sizes=True
+            found, expected = (put_on(classifier(task), a) for a in (merged, own[task]))
+            found.get_base_model().classifier.load_state_dict(
+                {tensor.split(".")[-1]: value for tensor, value in head.items()}
             )
-            found = put_on(plain, merged)
-            parts = {name.split(".")[-1]: value for name, value in head.items()}
-            assert parts.keys() == {"weight", "bias"}
-            found.get_base_model().classifier.load_state_dict(parts)
-            expected = put_on(
-                BertForSequenceClassification.from_pretrained(
-                    family / "base", num_labels=num_labels, ignore_mismatched_sizes=True
-                ),
-                adapter,
-            )
-            tokenizer = AutoTokenizer.from_pretrained(family / "base")
             for text in texts:
                 given = tokenizer(text, return_tensors="pt")
                 with torch.no_grad():
                     difference = found(**given).logits - expected(**given).logits
-                distances[is_matched] += float(difference.square().sum())
-    assert distances[True] < 0.5 * distances[False]
+                distances[name] += float(difference.square().sum())
+    assert distances["matched"] < 0.5 * distances["kept"]
 
 
 def test_one_model_keeps_its_head(family: Path, tmp_path: Path) -> None:
