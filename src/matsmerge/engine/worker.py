@@ -278,6 +278,7 @@ def _sample_places(begin: int, end: int, reading: Pass) -> Iterator[int]:
 class _Buffers(threading.local):
     def __init__(self) -> None:
         self.of_blocks: dict[torch.dtype, Buffer] = {}
+        self.last: dict[torch.dtype, tuple[int, Buffer]] = {}  # how many elements, and their memory
 
 
 _buffers = _Buffers()
@@ -290,10 +291,14 @@ def _buffer(num_elements: int, dtype: torch.dtype, device: str) -> Buffer:
     """
     if num_elements > BLOCK_ELEMENTS or device != PROCESSOR:
         return Buffer(num_elements, dtype, device)
-    found = _buffers.of_blocks.get(dtype)
-    if found is None:
-        found = _buffers.of_blocks[dtype] = Buffer(BLOCK_ELEMENTS, dtype)
-    return found.first(num_elements)
+    length, part = _buffers.last.get(dtype, (None, None))
+    if part is None or length != num_elements:
+        found = _buffers.of_blocks.get(dtype)
+        if found is None:
+            found = _buffers.of_blocks[dtype] = Buffer(BLOCK_ELEMENTS, dtype)
+        part = found.first(num_elements)
+        _buffers.last[dtype] = num_elements, part
+    return part
 
 
 def _device_of(planned: PlannedSite, device: str) -> str:

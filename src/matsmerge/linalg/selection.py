@@ -68,7 +68,7 @@ def bracket_quantile(blocks: Sequence[FloatArray], fraction: float) -> Bracket:
 def tally(values: FloatArray, bracket: Bracket) -> Tally:
     """Count and collect; `values` are magnitudes, so none is negative."""
     reaching, above = values >= bracket.low, values > bracket.high
-    inside: FloatArray = values[reaching ^ above]  # few: much faster than by their indices
+    inside: FloatArray = values.take(np.flatnonzero(reaching ^ above))  # few: faster than a mask
     counts = np.ones(len(inside), dtype=np.int64)
     return _count_equal(Tally(int(np.count_nonzero(above)), inside, counts))
 
