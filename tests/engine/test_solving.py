@@ -49,6 +49,38 @@ def test_statistics_beside_the_models_are_found(folders: list[Path], tmp_path: P
         torch.testing.assert_close(merged[name], values, rtol=1e-4, atol=1e-5)
 
 
+def test_importance_is_for_systems_and_weight_for_the_init_too(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    """The closed form depends on weight times importance, the init on the weight alone."""
+
+    def merged(importance: float, weight: float, **method: Any) -> dict[str, torch.Tensor]:
+        models: list[Any] = [str(f) for f in folders[1:]]
+        models[1] = {"model": models[1], "weight": weight, "importance": importance}
+        recipe = make_recipe(
+            {"models": models, "base": str(folders[0]), "method": {"name": "mats", **method}}
+        )
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        return load_file(matsmerge.merge(recipe, out=out).folder / "model.safetensors")
+
+    solved = {"solver": "closed_form", "ridge": 0.1}
+    expected = merged(1.0, 3.0, **solved)["out.weight"]
+    torch.testing.assert_close(merged(6.0, 0.5, **solved)["out.weight"], expected)
+    grams = [s.gram("out").double() for s in make_statistics()]
+    counted = [
+        c * (g + 0.1 * g.diagonal().mean() * torch.eye(len(g)))
+        for g, c in zip(grams, (1.0, 3.0, 1.0), strict=True)
+    ]
+    own = [m.state_dict()["out.weight"].double() for m in MODELS]
+    right = torch.stack([w @ g for w, g in zip(own, counted, strict=True)]).sum(0)
+    dense = torch.linalg.solve(torch.stack(counted).sum(0), right.mT).mT
+    torch.testing.assert_close(expected.double(), dense, rtol=1e-4, atol=1e-5)
+    start = merged(6.0, 0.5, init={"name": "task_arithmetic", "scale": 1.0}, otherwise="init")
+    base, *tables = (m.state_dict()["embed.weight"] for m in (BASE, *MODELS))
+    deltas = [w * (own - base) for own, w in zip(tables, (1, 0.5, 1), strict=True)]
+    torch.testing.assert_close(start["embed.weight"], base + sum(deltas))
+
+
 def test_what_merge_json_says(folders: list[Path], tmp_path: Path) -> None:
     out = matsmerge.merge(
         folders[1:], folders[0], "mats", out=tmp_path / "out", iterations=7

@@ -95,6 +95,15 @@ def test_densities() -> None:
         rules(method="ties", models=[{"model": "a", "density": 1.5}])
 
 
+def test_importance() -> None:
+    found = rules(method="mats", models=[{"model": "a", "importance": 3}, "b"], base="c")
+    assert [s.importance for s in found["norm"].shares] == [3, 1]
+    with pytest.raises(RecipeError, match="importance -1.* must not be negative"):
+        rules(method="mats", models=[{"model": "a", "importance": -1}, "b"], base="c")
+    with pytest.raises(RecipeError, match="method average has no importance, but the model a"):
+        rules(method="average", models=[{"model": "a", "importance": 3}, "b"])
+
+
 def test_weights_that_sum_to_zero() -> None:
     models = [{"model": "a", "weight": 1}, {"model": "b", "weight": -1}]
     with pytest.raises(RecipeError, match="sum to zero"):

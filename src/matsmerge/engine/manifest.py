@@ -146,7 +146,12 @@ def write_trace(path: Path, manifest: Mapping[str, Any]) -> None:
                     file.write(f"{json.dumps(line)}\n".encode())
 
 
-_SHARES = {"density": "densities", "gamma": "gammas", "epsilon": "epsilons"}
+_SHARES = {
+    "density": "densities",
+    "gamma": "gammas",
+    "epsilon": "epsilons",
+    "importance": "importances",
+}
 
 
 def _describe_rule(rule: Rule) -> dict[str, Any]:

@@ -91,7 +91,8 @@ class LayerSolver:
             )
             operator = one.stage.objective.operator(found, part)
             target = init if task.model in self.held else own
-            yield (operator if task.weight == 1 else operator * task.weight), target
+            counts = task.weight * task.shares.importance
+            yield (operator if counts == 1 else operator * counts), target
 
     def _base(self, one: Round) -> Tensor:
         return _matrix(one, lambda name: self._load(name, None))

@@ -200,9 +200,11 @@ class Mats(Parts, Method):
         return self.start.needed_models
 
     def own_share(self, key: str) -> float | None:
-        return self.start.own_share(key)
+        return 1.0 if key == "importance" else self.start.own_share(key)
 
     def share_problem(self, shares: Shares) -> str | None:
+        if shares.importance < 0:
+            return f"the importance {shares.importance} must not be negative"
         return self.start.share_problem(shares)
 
     @property

@@ -41,11 +41,12 @@ class Read(Protocol):
 
 @dataclass(frozen=True)
 class Shares:
-    """Options of methods that drop entries, which each model may have of its own."""
+    """Options of methods that each model may have of its own."""
 
     density: float = 1.0  # share of the entries of a task vector to keep
     gamma: float = 0.0  # share of the largest entries to drop
     epsilon: float = 0.0  # how much more likely than the density the largest entries are kept
+    importance: float = 1.0  # how much more it counts in systems that are solved than in the init
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,11 @@ class ModelEntry(BaseModel, extra="forbid", frozen=True):
     epsilon: Depthwise | None = Field(
         None, description="this model's own width of probabilities around the density, for della"
     )
+    importance: Depthwise | None = Field(
+        None,
+        description="how much more this model counts in the systems of mats than in its init, "
+        "for which its weight counts",
+    )
     statistics: str | None = Field(
         None,
         description="what `mats collect` wrote of this model; by default statistics.safetensors "
@@ -55,6 +60,7 @@ class ModelOverride(BaseModel, extra="forbid", frozen=True):
     density: Depthwise | None = None
     gamma: Depthwise | None = None
     epsilon: Depthwise | None = None
+    importance: Depthwise | None = None
 
 
 class Override(BaseModel):

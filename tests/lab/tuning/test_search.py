@@ -153,6 +153,17 @@ def test_weights_stages_and_methods(setting: Path, mats: Run) -> None:
     assert json.loads(out)["num_trials"] == 4
 
 
+def test_importance_of_a_model(setting: Path, mats: Run) -> None:
+    path = recipe(setting, {"name": "mats", "init": "average"})
+    search = ["--search", "importance.two=0,2", "--out", setting / "tuned"]
+    code, _, error = mats("tune", path, *tasks(setting), *search, "-q")
+    assert code == 0, error
+    trials = json.loads((setting / "tuned" / "tuning.json").read_text())["trials"]
+    assert [trial["choice"] for trial in trials] == [{"importance.two": 0}, {"importance.two": 2}]
+    chosen = yaml.safe_load((setting / "tuned" / "recipe.yaml").read_text())
+    assert "importance" in chosen["models"][1]
+
+
 def test_an_interrupted_search_goes_on(setting: Path, mats: Run) -> None:
     path = recipe(setting, "task_arithmetic")
     arguments = ["tune", path, *tasks(setting), "--out", setting / "tuned", "--search"]

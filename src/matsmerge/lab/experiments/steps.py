@@ -186,7 +186,7 @@ class Merge(Step[ScoredModel], kind="merge", output=RECIPE):
     tasks: list[TaskInput]
     scoring: Scoring
     search: Mapping[str, Any]
-    init: "Merge | None" = None  # whose tuned method is the init
+    init: "Merge | None" = None  # whose tuned method is the init, with its weights
     keep_model: bool = False
 
     is_unlabelled: ClassVar[bool] = False
@@ -195,7 +195,11 @@ class Merge(Step[ScoredModel], kind="merge", output=RECIPE):
         _remove_unrecorded(out / MODEL, out / TUNED)
         recipe = self.merging.recipe(places)
         if self.init is not None:
-            recipe["method"]["init"] = read_yaml(places.path(self.init), RecipeError)["method"]
+            start = read_yaml(places.path(self.init), RecipeError)
+            recipe["method"]["init"] = start["method"]
+            weights = {entry["name"]: entry.get("weight", 1.0) for entry in start["models"]}
+            for entry in recipe["models"]:
+                entry["weight"] = weights[entry["name"]]
         space = SearchSpace.parse(recipe, self.search)
         options = TuningOptions(
             num_examples=self.scoring.num_validation,

@@ -14,9 +14,10 @@ from matsmerge.files.strict_yaml import parse_yaml
 from matsmerge.limits import MOST_COMBINATIONS, MOST_KEPT
 from matsmerge.recipes.method_spec import set_parameter
 from matsmerge.recipes.recipe import Recipe, make_recipe
+from matsmerge.recipes.recipe_parts import SHARES
 
 ITERATIONS = "iterations"
-_WEIGHT = "weight."  # of a model, by its name
+_OF_MODELS = ("weight", *SHARES)  # keys of a model, whose name follows
 
 
 class Range(NamedTuple):
@@ -83,8 +84,8 @@ class SearchSpace:
     """A recipe with open places.
 
     A key is a parameter of the method (`scale`, `init.scale`, `stages`), `method` itself,
-    `weight.NAME` of a model, or another key of recipes (`rank`, `align`). Iterations of the last
-    solver are taken from one run.
+    `weight.NAME` or `importance.NAME` of a model, or another key of recipes (`rank`, `align`).
+    Iterations of the last solver are taken from one run.
     """
 
     recipe: Mapping[str, Any]  # as plain data
@@ -143,12 +144,12 @@ class SearchSpace:
         for key, value in choice.items():
             if key in ("method", ITERATIONS):
                 continue
-            if key.startswith(_WEIGHT):
-                _set_weight(data, key.removeprefix(_WEIGHT), value)
+            part, dot, name = key.partition(".")
+            if dot and part in _OF_MODELS:
+                _set_of_model(data, part, name, value)
             elif key in Recipe.model_fields:
                 data[key] = value
             else:
-                part, dot, _ = key.partition(".")
                 if dot and part not in data["method"]:
                     raise RecipeError(
                         f"search: {key}: the recipe's method names no {part}; say which one it "
@@ -237,11 +238,11 @@ def _stop_at(method: dict[str, Any], iterations: int) -> None:
     method["stages"] = [*stages[:-1], last]
 
 
-def _set_weight(data: dict[str, Any], name: str, value: Any) -> None:
+def _set_of_model(data: dict[str, Any], key: str, name: str, value: Any) -> None:
     entries = make_recipe(data).model_dump(mode="json", exclude_defaults=True)["models"]
     by_name = {entry["name"]: entry for entry in entries}
     if name not in by_name:
         names = ", ".join(by_name)
-        raise RecipeError(f"search: {_WEIGHT}{name}: there is no model '{name}', only {names}")
-    by_name[name]["weight"] = value
+        raise RecipeError(f"search: {key}.{name}: there is no model '{name}', only {names}")
+    by_name[name][key] = value
     data["models"] = entries
