@@ -148,7 +148,7 @@ def test_methods() -> None:
 
 def test_objectives_and_solvers() -> None:
     gram = ["anchor", "bias", "embeddings", "equalize", "norms", "off_diagonal", "ridge"]
-    kfac = sorted([*gram, "output_ridge", "per"])
+    kfac = sorted([*gram, "joint_rank", "output_ridge", "per"])
     assert {name: sorted(cls.model_fields) for name, cls in OBJECTIVES.items()} == {
         "identity": [],
         "fisher": ["floor"],

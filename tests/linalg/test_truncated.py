@@ -29,6 +29,15 @@ def test_leading_directions_and_trace_are_kept(rank: int) -> None:
     torch.testing.assert_close(outside, values[: 9 - rank].mean().expand(9 - rank))
 
 
+def test_fewer_directions_are_as_if_no_more_had_been_kept() -> None:
+    moment = _moment(9, 30)
+    fewer, expected = truncate(moment, 6).leading(2), truncate(moment, 2)
+    assert fewer.rank == 2
+    torch.testing.assert_close(fewer.dense(), expected.dense(), rtol=1e-12, atol=1e-12)
+    kept = truncate(moment, 2)
+    assert kept.leading(3) is kept
+
+
 def test_more_directions_than_there_are() -> None:
     assert truncate(_moment(5, 20), 64).rank == 5
 

@@ -169,6 +169,23 @@ def test_a_few_directions_against_dense_covariances(
         assert off(joined(found), expected) < 1e-6, module
 
 
+def test_many_directions_of_all_models_are_cut_in_wide_layers() -> None:
+    """Three models have one direction each where three are to be used of all, and not where a layer
+    has no more than three."""
+    few, more = (merge("mats_kfac", truncating(r, r, r), joint_rank=99) for r in (1, 2))
+    cut = merge("mats_kfac", truncating(2, 2, 2), joint_rank=3)
+    num_cut = 0
+    for module in LAYERS:
+        name = f"{module}.weight"
+        if min(BASE[name].shape) > 3:
+            num_cut += 1
+            assert off(cut[name], few[name]) < 1e-9, name
+            assert off(cut[name], more[name]) > 1e-6, name
+        elif max(BASE[name].shape) <= 3:
+            assert off(cut[name], more[name]) < 1e-9, name
+    assert num_cut
+
+
 @pytest.mark.parametrize("rank", [1, 2])
 def test_regmean_scales_what_is_off_the_diagonal(rank: int) -> None:
     statistics = truncating(rank, rank, rank)

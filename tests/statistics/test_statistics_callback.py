@@ -23,6 +23,7 @@ from transformers import (
 import matsmerge
 from matsmerge import DataError, RecipeError, StatisticsCallback
 from matsmerge.data.rows import fingerprint_rows
+from matsmerge.statistics.ranks import AUTO_RANK
 
 SECRET = "where-nobody-looks"
 
@@ -245,11 +246,12 @@ def test_nothing_private_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_wide_layers_are_sketches_where_a_rank_is_asked_for(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = bert_config(num_labels=3)
-    config.intermediate_size = 144
+    config.intermediate_size = 2 * AUTO_RANK + 8
     model = BertForSequenceClassification(config)
     train(model, tmp_path, StatisticsCallback(make_rows(6), "kfac", rank="auto"))
     found = matsmerge.open_statistics(tmp_path / "statistics.safetensors")
     assert found.header.sketching is not None
     key = "main/inputs/bert.encoder.layer.0.output.dense"
     assert found.header.forms[key] == "sketch"
-    assert found.arrays.specs[key].dtype == torch.bfloat16
+    width = config.intermediate_size + 1  # with the constant input of the bias
+    assert found.arrays.specs[key].shape == (width, AUTO_RANK + 1)

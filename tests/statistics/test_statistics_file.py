@@ -55,8 +55,8 @@ def test_cut_short(file: Path, num_bytes: int) -> None:
 
 
 def test_a_newer_format(file: Path) -> None:
-    edit(file, lambda header: header | {"format_version": 2, "something": "new"})
-    with pytest.raises(matsmerge.StatisticsError, match="format 2 by a newer matsmerge.*upgrade"):
+    edit(file, lambda header: header | {"format_version": 3, "something": "new"})
+    with pytest.raises(matsmerge.StatisticsError, match="format 3 by a newer matsmerge.*upgrade"):
         open_statistics(file)
 
 

@@ -31,7 +31,7 @@ class ModelOptions(CommandOptions):
     the model's folder, where `mats merge` finds it."""
 
     dtype: str = "auto"
-    """Of the file: auto (sketches in bfloat16, all else in float32), float32, bfloat16 (half the
+    """Of the file: auto (sketches in 8 bits, all else float32), float32, bfloat16 (half the
     size, 3 digits), float64."""
 
 
@@ -44,7 +44,7 @@ class Collected(CommandOptions):
 
     rank: str = option(RANK_UNLESS_GIVEN, metavar="R")
     """Leading directions that gram and kfac keep of second moments, as sketches: files of a few
-    percent of the model's size. full: whole matrices. auto: 64 where that is smaller than these."""
+    percent of the model's size. full: whole matrices. auto: 128 where that is smaller."""
 
     fisher: str = "empirical"
     """empirical: gradients for the given answers. true: for answers as likely as the model finds

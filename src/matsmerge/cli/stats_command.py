@@ -32,7 +32,7 @@ class Combination(CommandOptions):
     """File to write, NAME.safetensors."""
 
     dtype: str = "auto"
-    """Of the file: auto (sketches in bfloat16, all else in float32), float32, bfloat16, float64."""
+    """Of the file: auto (sketches in 8 bits, all else float32), float32, bfloat16, float64."""
 
     force: bool = False
     """Also where they are of different models."""
@@ -73,7 +73,7 @@ class Compression(CommandOptions):
     """File to write, NAME.safetensors."""
 
     dtype: str = "auto"
-    """Of the file: auto (sketches in bfloat16, all else in float32), float32, bfloat16, float64."""
+    """Of the file: auto (sketches in 8 bits, all else float32), float32, bfloat16, float64."""
 
 
 @app.command()

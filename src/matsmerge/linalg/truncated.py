@@ -78,6 +78,13 @@ class Truncated:
     def diagonal(self) -> Tensor:  # (d,)
         return self.vectors.square() @ (self.values - self.rest) + self.rest
 
+    def leading(self, num: int) -> "Truncated":
+        """With fewer directions, and the same trace."""
+        if num >= self.rank:
+            return self
+        rest = (self.trace - float(self.values[:num].sum())) / (self.dim - num)
+        return Truncated(self.vectors[:, :num], self.values[:num], rest)
+
     def raised(self, level: float) -> "Truncated":
         """G + level I."""
         return Truncated(self.vectors, self.values + level, self.rest + level)

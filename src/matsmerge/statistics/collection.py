@@ -14,6 +14,7 @@ from matsmerge.checkpoints.checkpoint import Checkpoint, first_line
 from matsmerge.errors import NonFiniteError, RecipeError, ResourceError, StatisticsError
 from matsmerge.linalg.nystrom import least_dim
 from matsmerge.models.experts import ExpertsApart
+from matsmerge.statistics.coded_sketches import CODES
 from matsmerge.statistics.collection_options import CollectionOptions
 from matsmerge.statistics.coverage import Coverage
 from matsmerge.statistics.input_watch import WatchedModel
@@ -72,9 +73,12 @@ class NumValues(NamedTuple):
     other: int
     summed: int  # until they are done
 
-    def file_bytes(self, dtype: str = "auto") -> int:
-        sizes = parse_dtype(dtype, "sketch").itemsize, parse_dtype(dtype).itemsize
-        return sizes[0] * self.sketched + sizes[1] * self.other
+    def file_bytes(self, rank: int | None, dtype: str = "auto") -> int:
+        of_sketch, other = parse_dtype(dtype, "sketch"), parse_dtype(dtype)
+        num_bytes = of_sketch.itemsize * self.sketched + other.itemsize * self.other
+        if rank is not None and of_sketch == CODES:  # beside which the diagonal is in float32
+            num_bytes += 3 * self.sketched // (rank + 1)
+        return num_bytes
 
 
 class Collection:
@@ -276,7 +280,7 @@ class Collection:
 
     def expected_bytes(self, dtype: str = "auto") -> int:
         """About the size of a file of statistics; known once a batch was looked at."""
-        return self.num_values(self._shared.leaders).file_bytes(dtype)
+        return self.num_values(self._shared.leaders).file_bytes(self.options.sketch_rank, dtype)
 
     def num_values(
         self,

@@ -107,6 +107,6 @@ def find_needs(
         # On the way back, outputs of all blocks and the gradients at two of them.
         held=sum(outputs) + 2 * max(outputs) if has_gradients else 2 * max(outputs),
         statistics=_BYTES_OF_SKETCH * num.sketched + 4 * num.other,
-        file=num.file_bytes(),
+        file=num.file_bytes(collection.options.sketch_rank),
         num_passes=2 if has_gradients else 1,
     )

@@ -33,7 +33,8 @@ from matsmerge.statistics.kinds.statistic import Form, Statistic, StoredTensor
 from matsmerge.statistics.linear_maps import MapLayout
 from matsmerge.statistics.marks import Marks
 
-FORMAT_VERSION = 1
+# Of files; the second has sketches in eight bits (`coded_sketches.py`).
+PLAIN_VERSION, CODED_VERSION = 1, 2
 
 MAIN, HELD_OUT = "main", "held_out"
 UNROUTED = "no token of the data was routed to this expert"  # why it has no statistics
@@ -85,7 +86,7 @@ class Sketching(_Part):
 class Header(_Part):
     """Everything but the numbers; JSON in the file's header."""
 
-    format_version: int = FORMAT_VERSION
+    format_version: int = PLAIN_VERSION
     model: Origin
     data: tuple[Origin, ...]
     options: CollectionOptions

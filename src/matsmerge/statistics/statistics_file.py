@@ -19,9 +19,21 @@ from matsmerge.files.guarded_files import parse_as, parse_json, reading
 from matsmerge.files.mirror import fetch_path
 from matsmerge.files.whole_outputs import whole_file, writing
 from matsmerge.linalg.triangle import is_triangle
+from matsmerge.statistics.coded_sketches import (
+    CODES,
+    coded_specs,
+    decode_sketches,
+    encode_sketch,
+)
 from matsmerge.statistics.kinds import KINDS, kind_of
 from matsmerge.statistics.kinds.statistic import Form, InputStatistic, OutputStatistic
-from matsmerge.statistics.statistics import FORMAT_VERSION, Header, Sketching, Statistics
+from matsmerge.statistics.statistics import (
+    CODED_VERSION,
+    PLAIN_VERSION,
+    Header,
+    Sketching,
+    Statistics,
+)
 
 BESIDE = "statistics.safetensors"  # looked for beside a model
 
@@ -34,7 +46,7 @@ _DTYPES = {dtype_name(d): d for d in (torch.float32, torch.bfloat16, torch.float
 def parse_dtype(name: str, form: Form = "full") -> torch.dtype:
     """The dtype arrays of a form are to be stored in; `auto` rounds sketches and nothing else."""
     if name == "auto":
-        return torch.bfloat16 if form == "sketch" else torch.float32
+        return CODES if form == "sketch" else torch.float32
     if name not in _DTYPES:
         raise RecipeError(
             f"dtype: statistics are stored as auto, {', '.join(_DTYPES)}, found '{name}'"
@@ -74,12 +86,13 @@ def open_statistics(path: str | Path, *, is_part: bool = False) -> Statistics:
     arrays.aliases = {}
     arrays.place = file
     header = _parse(path, metadata[_METADATA_KEY])
-    problems = list(_problems(header, arrays.specs, is_part))
+    decoded = decode_sketches(arrays, header.forms)
+    problems = list(_problems(header, decoded.specs, is_part))
     if problems:
         raise StatisticsError(
             [f"{path}: {p}; it was damaged or edited, collect it again" for p in problems[:10]]
         )
-    return Statistics(header, arrays)
+    return Statistics(header, decoded)
 
 
 class _Versioned(BaseModel):
@@ -92,10 +105,10 @@ def _parse(path: str | Path, text: str) -> Header:
     where = f"{path}: damaged header"
     content = parse_json(text, where, StatisticsError)
     version = parse_as(content, _Versioned, where, StatisticsError).format_version
-    if version > FORMAT_VERSION:
+    if version > CODED_VERSION:
         raise StatisticsError(
             f"{path}: written in format {version} by a newer matsmerge; this "
-            f"version reads up to format {FORMAT_VERSION}, upgrade it (pip install --upgrade "
+            f"version reads up to format {CODED_VERSION}, upgrade it (pip install --upgrade "
             "matsmerge)"
         )
     return parse_as(content, Header, where, StatisticsError)
@@ -162,17 +175,28 @@ def save_statistics(
 ) -> None:
     """Write a file that is complete or not there; `identity` is that of its collection."""
     arrays, forms = statistics.arrays, statistics.header.forms
-    specs = {
-        name: replace(spec, dtype=parse_dtype(dtype, forms[name]))
-        if spec.dtype.is_floating_point
-        else spec
+    dtypes = {
+        name: parse_dtype(dtype, forms[name]) if spec.dtype.is_floating_point else spec.dtype
         for name, spec in arrays.specs.items()
     }
-    metadata = {_METADATA_KEY: statistics.header.model_dump_json()}
+    specs: dict[str, TensorSpec] = {}
+    for name, spec in arrays.specs.items():
+        own = replace(spec, dtype=dtypes[name])
+        specs |= coded_specs(name, spec) if own.dtype == CODES else {name: own}
+
+    def values() -> Iterator[Tensor]:
+        for name, stored_as in dtypes.items():
+            if stored_as == CODES:
+                yield from encode_sketch(name, arrays[name]).values()
+            else:
+                yield arrays[name].to(stored_as)
+
+    version = CODED_VERSION if CODES in dtypes.values() else PLAIN_VERSION
+    header = statistics.header.model_copy(update={"format_version": version})
+    metadata = {_METADATA_KEY: header.model_dump_json()}
     if identity is not None:
         metadata[_IDENTITY_KEY] = identity
-    values = (arrays[name].to(spec.dtype) for name, spec in specs.items())
-    _write(local_path(path), specs, values, metadata)
+    _write(local_path(path), specs, values(), metadata)
 
 
 def write_arrays(file: Path, arrays: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:

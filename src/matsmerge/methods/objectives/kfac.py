@@ -49,6 +49,12 @@ class Kfac(GramObjective):
         ge=0,
         description="a further ridge, on O alone: outputs count more alike",
     )
+    joint_rank: int = Field(
+        512,
+        ge=1,
+        description="leading directions that are used of all models' sketches together, of layers "
+        "that are wider; more take longer",
+    )
 
     def find(self, subject: Subject) -> Found | None:
         found = super().find(subject)
@@ -59,7 +65,21 @@ class Kfac(GramObjective):
             for one, modules in zip(subject.evidence, found.keys, strict=True)
             for module in modules
         ]  # norms have none
-        return replace(found, num_bytes=found.num_bytes + sum(s.num_bytes for s in outputs if s))
+        return replace(
+            found,
+            num_bytes=found.num_bytes + sum(s.num_bytes for s in outputs if s),
+            input_rank=self._within(found.input_rank, found.num_inputs),
+            output_rank=self._within(found.output_rank, found.num_outputs),
+        )
+
+    def _within(self, rank: int | None, dim: int) -> int | None:
+        return rank if rank is None or dim <= self.joint_rank else min(rank, self.joint_rank)
+
+    def _leading(self, moment: Truncated, found: Found) -> Truncated:
+        """A model's share of the directions that are used of all."""
+        if moment.dim <= self.joint_rank:
+            return moment
+        return moment.leading(max(1, self.joint_rank // len(found.keys)))
 
     def _is_covered(self, m: Map) -> bool:
         return super()._is_covered(m) and (m.outputs or m.layout == "norm")
@@ -102,7 +122,7 @@ class Kfac(GramObjective):
             return statistics.output_factor(m.module, of)
         # The other factor of an embedding is a diagonal, which goes with a matrix.
         is_whole = truncated.is_whole or m.layout == "embedding"
-        return truncated.dense() if is_whole else truncated
+        return truncated.dense() if is_whole else self._leading(truncated, found)
 
     def _input_moment(self, statistics: Statistics, m: Map, found: Found, of: str) -> Factor:
         """A whole matrix if all directions are known, or what is off its diagonal is scaled."""
@@ -111,7 +131,7 @@ class Kfac(GramObjective):
         if truncated is None:
             return self.scaled(statistics.gram(m.module, of, bias=has_bias).double())
         is_whole = truncated.is_whole or self.off_diagonal != 1
-        return self.scaled(truncated.dense()) if is_whole else truncated
+        return self.scaled(truncated.dense()) if is_whole else self._leading(truncated, found)
 
 
 class KfacOfScales(Kfac):

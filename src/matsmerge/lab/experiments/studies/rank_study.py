@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
+from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.lab.experiments.step import Places, Step
 from matsmerge.lab.experiments.studies.study import Asked, Names, Study
 from matsmerge.lab.experiments.suite_results import RankScore, ScoredModel
@@ -44,7 +45,7 @@ class Weigh(Step[int], kind="weigh"):
         return sum(
             spec.num_bytes
             for step in self.statistics
-            for name, spec in open_statistics(places.path(step)).arrays.specs.items()
+            for name, spec in read_header(places.path(step)).specs.items()
             if name.split("/")[1] in arrays
         )
 
