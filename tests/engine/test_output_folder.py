@@ -3,9 +3,11 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -484,12 +486,18 @@ def _merge_as_nobody(arguments: dict[str, Any], connection: Any) -> None:
         connection.send("no error")
 
 
-def test_unreadable_and_unwritable(models: list[Path], tmp_path: Path) -> None:
+@pytest.fixture
+def seen_by_all() -> Iterator[Path]:
+    """A folder that other users may enter, which pytest's own are not."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_unreadable_and_unwritable(models: list[Path], tmp_path: Path, seen_by_all: Path) -> None:
     matsmerge.merge(models, out=tmp_path / "warm-up")  # so that all modules are loaded
-    for parent in (tmp_path, *tmp_path.parents):
-        if parent.stat().st_uid == os.geteuid() and len(parent.parts) > 2:
-            parent.chmod(0o755)
-    locked = tmp_path / "locked"
+    models = [Path(shutil.move(model, seen_by_all)) for model in models]
+    locked = seen_by_all / "locked"
     locked.mkdir()
     locked.chmod(0o500)
     models[1].chmod(0)
@@ -502,7 +510,7 @@ def test_unreadable_and_unwritable(models: list[Path], tmp_path: Path) -> None:
             here, there = context.Pipe()
             process = context.Process(target=_merge_as_nobody, args=(arguments, there))
             process.start()
-            assert here.poll(60)
+            there.close()
             assert message in here.recv()
             process.join()
     finally:
