@@ -9,6 +9,7 @@ import inspect
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,7 @@ def walk_commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
         yield from walk_commands(child, f"{name} {word}")
 
 
+@cache
 def recipes_page() -> str:
     """The keys of recipes, and every method, objective and solver with its options."""
     from matsmerge.methods.parts import part_classes

@@ -8,6 +8,7 @@ from walked_pages import steps, walk
 
 from matsmerge.cli import main
 
+LONG = ("paper",)
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "tutorials").glob("*.md"))
 
 
@@ -23,7 +24,13 @@ def give(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], None]:
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument")  # of machines without a GPU
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, id=page.stem, marks=[pytest.mark.long] if page.stem in LONG else [])
+        for page in PAGES
+    ],
+)
 def test_it_can_be_followed(
     page: Path,
     give: Callable[[list[str]], None],

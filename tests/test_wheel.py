@@ -14,6 +14,7 @@ from matsmerge.optional_import import EXTRAS
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.long
 def test_it_builds_and_installs() -> None:
     """`scripts/wheel-walk` alone also follows the README and the tutorials, which takes minutes."""
     pytest.importorskip("hatchling", reason="needs hatchling: pip install 'matsmerge[dev]'")

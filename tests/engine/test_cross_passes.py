@@ -56,8 +56,8 @@ def count_products(
 
 @pytest.mark.parametrize(
     ("name", "method", "num_passes"),
-    [("bert", "featcal", 2), ("bert", "mats_cross", 3), ("llama", "featcal", 2), ("t5", "featcal", 3),
-     ("t5", "mats_cross", 3)],
+    [("bert", "featcal", 2), ("bert", "mats_cross", 3), ("llama", "featcal", 2),
+     pytest.param("t5", "featcal", 3, marks=pytest.mark.long), ("t5", "mats_cross", 3)],
 )  # fmt: skip
 def test_an_example_takes_one_pass_of_its_model_and_one_of_the_merged_one(
     name: str, method: str, num_passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -72,7 +72,7 @@ def test_an_example_takes_one_pass_of_its_model_and_one_of_the_merged_one(
     assert 0.6 * num_passes < (many - few) / (of_many - of_few) <= num_passes
 
 
-@pytest.mark.parametrize("name", ["llama", "resnet"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("resnet", marks=pytest.mark.long)])
 def test_what_does_not_fit_into_memory_is_in_a_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,9 @@ def assert_equals_plain(found: State, expected: State, members: Family, but: str
         torch.testing.assert_close(found[own].double(), expected[name], rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["t5", "llama", "vit", "resnet"])
+@pytest.mark.parametrize(
+    "name", ["t5", "llama", "vit", pytest.param("resnet", marks=pytest.mark.long)]
+)
 def test_it_is_regmean_plus_plus(name: str, tmp_path: Path) -> None:
     members = family(name, tmp_path)
     assert_equals_plain(members.merge(), plain_regmean_plus_plus(members), members)

@@ -121,7 +121,7 @@ def test_forked_processes_give_the_bytes_of_threads(
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("num_nodes", [1, 3])
+@pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_ray_gives_the_bytes_of_threads(
     num_nodes: int,
     method: str,

@@ -35,7 +35,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
             yield made
 
 
-@pytest.mark.parametrize("max_shard_bytes", [40_000, pytest.param(10**9, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("max_shard_bytes", [40_000, 10**9])
 def test_a_merge_in_the_store(
     max_shard_bytes: int, store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

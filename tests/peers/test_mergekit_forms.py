@@ -62,7 +62,7 @@ RECIPES = {
     "parameters: {weight: [0.9, 0.7, 0.9]}}]}",
     "nuslerp-base": "{merge_method: nuslerp, base_model: BASE, models: [{model: A, parameters: {weight: 0.1}}, "
     "{model: B, parameters: {weight: 0.9}}]}",
-    "karcher": "{merge_method: karcher, base_model: BASE, models: [{model: A}, {model: B}], parameters: {tol: 1e-10, max_iter: 1200}}",
+    "karcher": "{merge_method: karcher, base_model: BASE, models: [{model: A}, {model: B}], parameters: {tol: 1e-10, max_iter: 200}}",
     "breadcrumbs": "{merge_method: breadcrumbs, base_model: BASE, models: [{model: A, parameters: {weight: 0.6, "
     "density: 0.9, gamma: 0.01}}, {model: C, parameters: {weight: 0.4, density: 0.8, gamma: 0.02}}]}",
     "sce": "{merge_method: sce, base_model: BASE, models: [{model: A}, {model: B}, {model: C}], parameters: {select_topk: 0.5}}",

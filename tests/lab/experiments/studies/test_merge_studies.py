@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import pytest
 from tiny_suite import make_base, make_data, tiny_suite
 
 from matsmerge.lab.experiments.suite_run import run_suite
 
 
+@pytest.mark.long
 def test_matched_heads_are_searched_for_a_target(tmp_path: Path) -> None:
     search = {"match_heads": [True, False], "weight.has_a": [0.5, 2]}
     method = {"method": "mats_cross", "expectation": "true", "search": search}
