@@ -56,6 +56,10 @@ class CodedSketches(Checkpoint):
             name: coded.get(name, spec) for name, spec in stored.specs.items() if name not in beside
         }
 
+    @property
+    def origin(self) -> Checkpoint:
+        return self._stored
+
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         if name not in self._coded:
             self._stored.read_into(buffer, name, start)
@@ -85,6 +89,12 @@ def decode_sketches(stored: Checkpoint, forms: Mapping[str, Form]) -> Checkpoint
             if coded_specs(name, sketch).items() <= stored.specs.items():
                 coded[name] = sketch
     return CodedSketches(stored, coded) if coded else stored
+
+
+def stored_bytes(arrays: Checkpoint, name: str) -> int:
+    """What an array takes in its file, with what belongs to its codes."""
+    specs = arrays.origin.specs
+    return sum(specs[part].num_bytes for part in (name, *_beside(name)) if part in specs)
 
 
 def _beside(name: str) -> tuple[str, str]:
