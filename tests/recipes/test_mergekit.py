@@ -247,6 +247,24 @@ def test_modules_become_overrides() -> None:
         check_patterns(recipe, names[:2])
 
 
+@pytest.mark.parametrize("base", ["", "base_model: c"])
+def test_modules_that_are_taken_as_they_are(base: str) -> None:
+    """Each from its own model, and not from the one of what is in no module."""
+    recipe, _ = translate(
+        f"""
+        merge_method: passthrough
+        {base}
+        modules:
+          text_decoder: {{models: [{{model: b, parameters: {{scale: [{{filter: w, value: 2}}]}}}}]}}
+          vision_tower: {{models: [{{model: a}}]}}
+        """
+    )
+    names = ["language_model.layers.0.w", "vision_tower.layers.0.w", "projector.w"]
+    found = [make_rules(recipe, names)[name].method.model_dump() for name in names]
+    assert [method["model"] for method in found] == ["b", "a", "base" if base else "b"]
+    assert [method["scale"] for method in found] == [2, 1, 1]
+
+
 def test_models_whose_filters_have_another_order() -> None:
     recipe, _ = translate(
         """
@@ -308,6 +326,7 @@ def test_yaml_with_anchors_and_windows_line_ends(tmp_path: Path) -> None:
         ("{merge_method: passthrough, slices: [{sources: [{model: a}]}]}", "slices.0: expected layer_range"),
         ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [1, 3], parameters: {scale: [{filter: layers.1., value: 2}]}}]}]}", "names a layer"),
         ("{merge_method: linear, modules: {x: {models: [{model: a}]}, x.y: {models: [{model: a}]}}, parameters: {weight: 1}}", "overlap"),
+        ("{merge_method: passthrough, models: [{model: a}, {model: b}]}", "takes one model as it is, found a, b"),
         ("{merge_method: linear, modules: {x: {}}}", "either models or slices"),
         ("{merge_method: linear, models: [{model: a}], parameters: {weight: 1}, tokenizer: {}, tokenizer_source: base}", "say the same"),
     ],

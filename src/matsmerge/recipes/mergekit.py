@@ -268,6 +268,11 @@ class _Translation(MergekitReader):
             paths = [path for path in paths if path != base]
         elif ours.num_models == 2 and base in paths:
             paths = [str(base), *(path for path in paths if path != base)]  # t = 0 is there
+        if group.kind == "passthrough" and len(paths) > 1:
+            raise RecipeError(
+                f"passthrough takes one model as it is, found {', '.join(paths)}; give each a "
+                "slice or a document of its own, or choose a method that merges"
+            )
         self._add(paths)
         own = dict(group.sources)
         values: Settings = {}
@@ -348,6 +353,8 @@ class _Translation(MergekitReader):
         for where in group.wheres:
             found = unfiltered(values)
             change = method | found.pop(None, {})
+            if method["name"] == recipe["method"]["name"] and "model" in recipe["method"]:
+                change["model"] = names[models[0]]  # not the one of what is in no module
             if where:
                 is_fixed = not any(isinstance(value, list) for value in change.values())
                 only = {} if "layers" in where else {"only": [names[path] for path in models]}
