@@ -269,6 +269,7 @@ def _compare_tokenizers(
         None if base is None else ("the base", base.folder),
         output,
         ids=recipe.tokenizer is None,
+        templates=recipe.chat_template is None,
     )
     if recipe.chat_template is not None:
         folders = [model.folder for model in (*inputs.models.values(), base) if model]
