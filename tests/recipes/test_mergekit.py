@@ -265,6 +265,30 @@ def test_modules_that_are_taken_as_they_are(base: str) -> None:
     assert [method["scale"] for method in found] == [2, 1, 1]
 
 
+@pytest.mark.parametrize(
+    "models",
+    [
+        "models: [{model: x/a+y/lora, parameters: {weight: 1.0}}]",
+        "slices: [{sources: [{model: x/a+y/lora, layer_range: [0, 8], parameters: {weight: 1.0}}]}]",
+        "slices: [{sources: [{model: x/a+y/lora, layer_range: [0, 4]}]}, {sources: [{model: x/b, "
+        "layer_range: [0, 4], parameters: {weight: 1}}]}]",
+    ],
+)
+def test_nothing_is_merged_into_the_base(models: str) -> None:
+    """As on many cards, which fold an adapter into a model so."""
+    recipe, notes = translate(
+        f"""
+        base_model: x/a+y/lora
+        merge_method: task_arithmetic
+        parameters: {{normalize: false}}
+        {models}
+        """
+    )
+    assert recipe.method.name == "passthrough"
+    assert recipe.models[0].model == "x/a+y/lora"
+    assert notes == ["no model is merged into x/a+y/lora, which is taken as it is"]
+
+
 def test_models_whose_filters_have_another_order() -> None:
     recipe, _ = translate(
         """
@@ -326,6 +350,7 @@ def test_yaml_with_anchors_and_windows_line_ends(tmp_path: Path) -> None:
         ("{merge_method: passthrough, slices: [{sources: [{model: a}]}]}", "slices.0: expected layer_range"),
         ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [1, 3], parameters: {scale: [{filter: layers.1., value: 2}]}}]}]}", "names a layer"),
         ("{merge_method: linear, modules: {x: {models: [{model: a}]}, x.y: {models: [{model: a}]}}, parameters: {weight: 1}}", "overlap"),
+        ("{merge_method: model_stock, models: [{model: a}], base_model: a}", "no model besides the base a"),
         ("{merge_method: passthrough, models: [{model: a}, {model: b}]}", "takes one model as it is, found a, b"),
         ("{merge_method: linear, modules: {x: {}}}", "either models or slices"),
         ("{merge_method: linear, models: [{model: a}], parameters: {weight: 1}, tokenizer: {}, tokenizer_source: base}", "say the same"),

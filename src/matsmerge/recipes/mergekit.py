@@ -4,13 +4,14 @@ What mergekit ignores is noted. What it does and we cannot do is refused by name
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods.method import Method
 from matsmerge.problems import noted
 from matsmerge.recipes.mergekit_methods import (
+    MERGEKIT_METHODS,
     MergekitMethod,
     added_options,
     find_method,
@@ -188,7 +189,7 @@ class _Translation(MergekitReader):
             sources = [
                 self.read_source(e, "models") for e in self.read_entries(given["models"], "models")
             ]
-            yield _Group(kind, sources, base, scopes, (match,))
+            yield self._taken(_Group(kind, sources, base, scopes, (match,)))
             return
         slices = self.read_entries(given["slices"], "slices")
         layers: list[dict[str, Any]] = []
@@ -206,18 +207,32 @@ class _Translation(MergekitReader):
             wheres: list[dict[str, Any]] = [{**match, "layers": [start, stop]}]
             wheres += [{**match, "layers": "before"}] if i == 0 else []
             wheres += [{**match, "layers": "after"}] if i == len(slices) - 1 else []
-            group = _Group(
-                one.get("merge_method", kind),
-                sources,
-                own,
-                [self.read_mapping(one.get("parameters"), where), *scopes],
-                tuple(wheres) if len(slices) > 1 else (match,),
-                any(r[0] != start for r in ranges),
+            group = self._taken(
+                _Group(
+                    one.get("merge_method", kind),
+                    sources,
+                    own,
+                    [self.read_mapping(one.get("parameters"), where), *scopes],
+                    tuple(wheres) if len(slices) > 1 else (match,),
+                    any(r[0] != start for r in ranges),
+                )
             )
             layers.append(self._layers(group, ranges, base))
             start = stop
             yield group
         self.stacks.append({**match, "layers": layers})
+
+    def _taken(self, group: _Group) -> _Group:
+        """A group as it is, but for one of a base alone: that is what adding nothing to it gives.
+
+        So people fold an adapter into a model: `model+adapter` is the base and the only model.
+        """
+        known = MERGEKIT_METHODS.get(str(group.kind))
+        is_alone = group.base is not None and group.paths == [group.base]
+        if known is None or not (is_alone and known.may_add_nothing):
+            return group
+        self.notes.append(f"no model is merged into {group.base}, which is taken as it is")
+        return replace(group, kind="passthrough", sources=[(str(group.base), {})], scopes=())
 
     def _layers(self, group: _Group, ranges: Sequence[Any], base: str | None) -> dict[str, Any]:
         """The ranges of a slice, by the paths of the models; the base's where it is not one."""
@@ -268,6 +283,8 @@ class _Translation(MergekitReader):
             paths = [path for path in paths if path != base]
         elif ours.num_models == 2 and base in paths:
             paths = [str(base), *(path for path in paths if path != base)]  # t = 0 is there
+        if not paths:
+            raise RecipeError(f"{group.kind}: there is no model besides the base {base}")
         if group.kind == "passthrough" and len(paths) > 1:
             raise RecipeError(
                 f"passthrough takes one model as it is, found {', '.join(paths)}; give each a "
