@@ -179,6 +179,27 @@ def test_what_mergekit_ignores_is_noted() -> None:
         assert any(re.search(text, note) for note in notes), (text, notes)
 
 
+def test_what_stands_in_the_wrong_place_is_told_where_it_belongs() -> None:
+    """As notes, and beside what is wrong, which it may explain."""
+    text = """
+        merge_method: task_arithmetic
+        base_model: b
+        lambda: 2
+        models: [{model: a, weight: 1}]
+        parameters: {dtype: float16, WEIGHT}
+        """
+    expected = [
+        "mergekit ignores the key 'lambda'; it belongs under 'parameters'",
+        "models: a: mergekit ignores the key 'weight'; it belongs under 'parameters'",
+        "mergekit ignores the parameter 'dtype' for task_arithmetic; it belongs beside 'merge_method'",
+    ]
+    assert translate(text.replace("WEIGHT", "weight: 1"))[1] == expected
+    with pytest.raises(RecipeError) as error:
+        translate(text.replace(", WEIGHT", ""))
+    assert "needs a 'weight' for every parameter of a" in error.value.problems[0]
+    assert error.value.problems[1:] == expected
+
+
 def test_slices_become_a_stack() -> None:
     recipe, _ = translate(
         """
@@ -351,6 +372,7 @@ def test_yaml_with_anchors_and_windows_line_ends(tmp_path: Path) -> None:
         ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [1, 3], parameters: {scale: [{filter: layers.1., value: 2}]}}]}]}", "names a layer"),
         ("{merge_method: linear, modules: {x: {models: [{model: a}]}, x.y: {models: [{model: a}]}}, parameters: {weight: 1}}", "overlap"),
         ("{merge_method: model_stock, models: [{model: a}], base_model: a}", "no model besides the base a"),
+        ("{merge_method: linear, models: [{model: a}, {model: b}, {model: a}], parameters: {weight: 1}}", "a is given 2 times"),
         ("{merge_method: passthrough, models: [{model: a}, {model: b}]}", "takes one model as it is, found a, b"),
         ("{merge_method: linear, modules: {x: {}}}", "either models or slices"),
         ("{merge_method: linear, models: [{model: a}], parameters: {weight: 1}, tokenizer: {}, tokenizer_source: base}", "say the same"),

@@ -3,6 +3,7 @@
 What mergekit ignores is noted. What it does and we cannot do is refused by name.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -56,8 +57,9 @@ def from_mergekit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Our recipe, as plain data, for a mergekit configuration; with notes on the translation."""
     translation = _Translation(data=data)
     recipe = translation.recipe()
-    RecipeError.raise_all(dict.fromkeys(translation.problems))
-    return recipe, list(dict.fromkeys(translation.notes))
+    if translation.problems:
+        RecipeError.raise_all(dict.fromkeys([*translation.problems, *translation.misplaced]))
+    return recipe, list(dict.fromkeys([*translation.misplaced, *translation.notes]))
 
 
 def read_tokenizer_choice(data: Mapping[str, Any]) -> Any:
@@ -102,8 +104,7 @@ class _Translation(MergekitReader):
 
     def recipe(self) -> dict[str, Any]:
         data = self.data
-        for key in data.keys() - {*_KEYS, *_LISTS}:
-            self.notes.append(f"mergekit ignores the key '{key}'{closest(key, _KEYS)}")
+        self.note_unknown({k: v for k, v in data.items() if k not in _LISTS}, _KEYS, "")
         given = [key for key in _LISTS if data.get(key)]
         if len(given) != 1:
             found = ", ".join(given) or "none"
@@ -189,14 +190,19 @@ class _Translation(MergekitReader):
             sources = [
                 self.read_source(e, "models") for e in self.read_entries(given["models"], "models")
             ]
-            yield self._taken(_Group(kind, sources, base, scopes, (match,)))
+            group = self._taken(_Group(kind, sources, base, scopes, (match,)))
+            for path, num in Counter(group.paths).items():
+                if num > 1:
+                    self.problems.append(f"models: {path} is given {num} times; give it once")
+            yield group
             return
         slices = self.read_entries(given["slices"], "slices")
         layers: list[dict[str, Any]] = []
         start = 0
         for i, one in enumerate(slices):
             where = f"slices.{i}"
-            self.note_unknown(one, ("sources", "parameters", "base_model", "merge_method"), where)
+            known = ("sources", "parameters", "base_model", "merge_method")
+            self.note_unknown(one, known, f"{where}: ")
             entries = self.read_entries(one.get("sources"), f"{where}.sources")
             sources = [self.read_source(entry, where, "layer_range") for entry in entries]
             ranges = [self.read_range(entry.get("layer_range"), where) for entry in entries]
@@ -298,8 +304,11 @@ class _Translation(MergekitReader):
             method["task_vectors"] = True
         for key in sorted({k for scope in (*group.scopes, *own.values()) for k in scope}):
             if key not in known.shared and key not in known.own:
-                hint = closest(key, [*known.shared, *known.own])
-                self.notes.append(f"mergekit ignores the parameter '{key}' for {group.kind}{hint}")
+                said = f"mergekit ignores the parameter '{key}' for {group.kind}"
+                if key in _KEYS:
+                    self.misplaced.append(f"{said}; it belongs beside 'merge_method'")
+                else:
+                    self.notes.append(f"{said}{closest(key, [*known.shared, *known.own])}")
             elif is_unused(group.kind, key):
                 self.notes.append(f"{key}: does not change what {group.kind} gives; not needed")
         for key, default in known.shared.items():

@@ -57,6 +57,7 @@ MERGEKIT_METHODS: Mapping[str, MergekitMethod] = {
     "ramplus_tl": MergekitMethod({"r": 0.1, "alpha": 0.2, "epsilon": 1e-5}, may_add_nothing=True),
     "passthrough": MergekitMethod({}, {"scale": 1.0}, "ignored"),
 }
+PARAMETERS = {key for one in MERGEKIT_METHODS.values() for key in (*one.shared, *one.own)}
 # What a method of ours is told besides, to do what mergekit's does.
 _ALSO: Mapping[str, Mapping[str, Any]] = {"ties": {"trim": "parameter"}}
 # mergekit's names of methods and parameters, where ours may differ.

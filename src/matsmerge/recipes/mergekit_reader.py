@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from matsmerge.errors import closest
+from matsmerge.recipes.mergekit_methods import PARAMETERS
 
 _REFERENCE = {"model", "lora", "path", "revision", "override_architecture"}
 
@@ -15,6 +16,7 @@ class MergekitReader:
 
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    misplaced: list[str] = field(default_factory=list)  # notes that may explain a problem
 
     def read_entries(self, given: Any, where: str) -> list[Mapping[str, Any]]:
         """A list of mappings."""
@@ -28,13 +30,17 @@ class MergekitReader:
     ) -> tuple[str, Mapping[str, Any]]:
         """The path of a model, and its own parameters."""
         path = self.read_path(entry.get("model"))
-        self.note_unknown(entry, ("model", "parameters", *more), f"{where}: {path}")
+        self.note_unknown(entry, ("model", "parameters", *more), f"{where}: {path}: ")
         return path, self.read_mapping(entry.get("parameters"), path)
 
     def note_unknown(self, given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
         """Note keys that mergekit does not look at."""
-        for key in given.keys() - set(known):
-            self.notes.append(f"{where}: mergekit ignores the key '{key}'{closest(key, known)}")
+        for key in sorted(given.keys() - set(known)):
+            said = f"{where}mergekit ignores the key '{key}'"
+            if key in PARAMETERS:
+                self.misplaced.append(f"{said}; it belongs under 'parameters'")
+            else:
+                self.notes.append(f"{said}{closest(key, known)}")
 
     def read_range(self, given: Any, where: str) -> Any:
         """A range of layers, whose numbers may be text; None if it is none."""
