@@ -5,15 +5,14 @@ What mergekit ignores is noted. What it does and we cannot do is refused by name
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods.method import Method
 from matsmerge.problems import noted
+from matsmerge.recipes.mergekit_groups import Group, has_base
 from matsmerge.recipes.mergekit_methods import (
-    MERGEKIT_METHODS,
-    MergekitMethod,
     added_options,
     find_method,
     is_unused,
@@ -76,26 +75,6 @@ def read_tokenizer_choice(data: Mapping[str, Any]) -> Any:
     return {"source": source.removeprefix("model:") if isinstance(source, str) else source}
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Models that are merged with each other, and the settings for that.
-
-    `wheres` say which parameters it is for, as overrides do; none where it is for all. `scopes` are
-    parameters of the merge, those that count more first.
-    """
-
-    kind: str
-    sources: Sequence[tuple[str, Mapping[str, Any]]]  # model, its own parameters
-    base: str | None
-    scopes: Sequence[Mapping[str, Any]]
-    wheres: Sequence[Mapping[str, Any]] = ({},)
-    is_renumbered: bool = False  # whether its layers have other numbers than in the models
-
-    @property
-    def paths(self) -> list[str]:
-        return [path for path, _ in self.sources]
-
-
 @dataclass
 class _Translation(MergekitReader):
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -155,7 +134,7 @@ class _Translation(MergekitReader):
 
     # What is merged with what.
 
-    def _groups(self, key: str, base: str | None) -> Iterator[_Group]:
+    def _groups(self, key: str, base: str | None) -> Iterator[Group]:
         whole = [self.read_mapping(self.data.get("parameters"), "parameters")]
         kind = self.data["merge_method"]
         if key != "modules":
@@ -184,13 +163,13 @@ class _Translation(MergekitReader):
         base: str | None,
         scopes: Sequence[Mapping[str, Any]],
         module: str | None,
-    ) -> Iterator[_Group]:
+    ) -> Iterator[Group]:
         match = {} if module is None else {"match": _MODULES.get(module, [f"{module}.*"])}
         if given.get("models"):
             sources = [
                 self.read_source(e, "models") for e in self.read_entries(given["models"], "models")
             ]
-            group = self._taken(_Group(kind, sources, base, scopes, (match,)))
+            group = self._taken(Group(kind, sources, base, scopes, (match,)))
             for path, num in Counter(group.paths).items():
                 if num > 1:
                     self.problems.append(f"models: {path} is given {num} times; give it once")
@@ -214,7 +193,7 @@ class _Translation(MergekitReader):
             wheres += [{**match, "layers": "before"}] if i == 0 else []
             wheres += [{**match, "layers": "after"}] if i == len(slices) - 1 else []
             group = self._taken(
-                _Group(
+                Group(
                     one.get("merge_method", kind),
                     sources,
                     own,
@@ -228,19 +207,17 @@ class _Translation(MergekitReader):
             yield group
         self.stacks.append({**match, "layers": layers})
 
-    def _taken(self, group: _Group) -> _Group:
-        """A group as it is, but for one of a base alone: that is what adding nothing to it gives.
+    def _taken(self, group: Group) -> Group:
+        """A group as it is to be merged.
 
-        So people fold an adapter into a model: `model+adapter` is the base and the only model.
+        People fold an adapter into a model by `model+adapter` as the base and the only model.
         """
-        known = MERGEKIT_METHODS.get(str(group.kind))
-        is_alone = group.base is not None and group.paths == [group.base]
-        if known is None or not (is_alone and known.may_add_nothing):
+        if not group.adds_nothing:
             return group
         self.notes.append(f"no model is merged into {group.base}, which is taken as it is")
-        return replace(group, kind="passthrough", sources=[(str(group.base), {})], scopes=())
+        return group.as_it_is()
 
-    def _layers(self, group: _Group, ranges: Sequence[Any], base: str | None) -> dict[str, Any]:
+    def _layers(self, group: Group, ranges: Sequence[Any], base: str | None) -> dict[str, Any]:
         """The ranges of a slice, by the paths of the models; the base's where it is not one."""
         found: dict[str, Any] = dict(zip(group.paths, ranges, strict=True))
         if len(found) < len(ranges):
@@ -250,7 +227,7 @@ class _Translation(MergekitReader):
                 "merge these"
             )
         with noted(self.problems, RecipeError):
-            if not self._is_apart(group):
+            if not group.has_base_apart:
                 return found
         of_base = found.pop(str(group.base), None)
         if not found:
@@ -264,28 +241,22 @@ class _Translation(MergekitReader):
             found["base"] = of_base
         return found
 
-    @staticmethod
-    def _is_apart(group: _Group) -> bool:
-        """Whether a group's base is the base of our method, and not one of the models."""
-        known, ours = find_method(group.kind)
-        return group.base is not None and known.base != "ignored" and _has_base(known, ours)
-
     def _add(self, paths: Iterable[str]) -> None:
         self.paths += [path for path in dict.fromkeys(paths) if path not in self.paths]
 
     # How it is merged.
 
-    def _settle(self, group: _Group) -> tuple[list[str], tuple[dict[str, Any], Settings]]:
+    def _settle(self, group: Group) -> tuple[list[str], tuple[dict[str, Any], Settings]]:
         """The models of a group, its method, and the values of all its parameters."""
         known, ours = find_method(group.kind)
         base, paths = group.base, group.paths
         if known.base == "required" and base is None:
             raise RecipeError(f"mergekit's {group.kind} needs 'base_model'")
         is_alone = group.kind == "passthrough" or bool(self.stacks)
-        is_model = not is_alone if known.base == "ignored" else not _has_base(known, ours)
+        is_model = not is_alone if known.base == "ignored" else not has_base(known, ours)
         if base is not None and base not in paths and is_model:
             paths = [*paths, base]  # mergekit adds it
-        if self._is_apart(group):
+        if group.has_base_apart:
             paths = [path for path in paths if path != base]
         elif ours.num_models == 2 and base in paths:
             paths = [str(base), *(path for path in paths if path != base)]  # t = 0 is there
@@ -368,7 +339,7 @@ class _Translation(MergekitReader):
 
     def _apply(
         self,
-        group: _Group,
+        group: Group,
         models: Sequence[str],
         method: dict[str, Any],
         values: Settings,
@@ -397,10 +368,6 @@ class _Translation(MergekitReader):
                 override = as_override(changes.pop(None, {}), changes, names)
                 match = list(patterns_within(pattern, where.get("match")))
                 recipe["overrides"].append({**where, "match": match, **override, "required": False})
-
-
-def _has_base(known: MergekitMethod, ours: type[Method]) -> bool:
-    return known.base == "optional" or ours.needs_base
 
 
 def _renamed(stacks: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
