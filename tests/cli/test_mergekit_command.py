@@ -120,3 +120,17 @@ def test_refused(
     assert code == 1
     assert message in said
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("asked", ["chatml", "auto"])
+def test_a_chat_template_that_is_chosen_is_the_only_one_spoken_of(
+    mats: Mats, recipe: Callable[[str], Path], tmp_path: Path, asked: str
+) -> None:
+    path = recipe(f"{LINEAR[:-1]}, chat_template: {asked}}}")
+    for name in ("A", "B"):
+        settings = {"chat_template": f"{name} {{{{ messages }}}}"}
+        (tmp_path / name / "tokenizer_config.json").write_text(json.dumps(settings))
+    code, _, said = mats("mergekit", path, tmp_path / "out")
+    assert code == 0, said
+    assert "the chat template" not in said
+    assert ("chat_template: that of 1 of 2 models" in said) == (asked == "auto")

@@ -87,6 +87,20 @@ def test_union(root: Path, tmp_path: Path) -> None:
             torch.testing.assert_close(state[table][row].double(), expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_stack_takes_each_row_from_its_own_model(root: Path, tmp_path: Path) -> None:
+    """Also those of models that have no part in the embeddings, which are of the first range."""
+    recipe = {"models": [str(root / "c"), str(root / "b")], "base": str(root / "base"),
+              "method": "passthrough", "stack": [{"c": [0, 1]}, {"b": [0, 2]}],
+              "tokenizer": "union"}  # fmt: skip
+    matsmerge.plan(matsmerge.Recipe.model_validate(recipe)).merge(tmp_path / "out")
+    vocabulary, state = check_loads(tmp_path / "out")
+    assert sorted(vocabulary, key=vocabulary.__getitem__) == [*WORDS, "zz", "<y>", "<x>"]
+    for table, first, second in ((EMBED, "c", "b"), (HEAD, "b", "c")):
+        own = rows_of(root, second, table) | rows_of(root, first, table)
+        for word, row in vocabulary.items():
+            torch.testing.assert_close(state[table][row].double(), own[word], rtol=0, atol=0)
+
+
 def test_one_models_tokenizer_and_padding(root: Path, tmp_path: Path) -> None:
     spec = {"source": str(root / "c"), "pad_to_multiple_of": 8}
     out = merge(root, "abc", tmp_path / "out", "base", method="average", tokenizer=spec)

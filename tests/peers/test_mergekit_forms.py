@@ -54,6 +54,10 @@ RECIPES = {
     "base-counted": "{merge_method: linear, base_model: BASE, models: [{model: A}, {model: B}], parameters: {weight: 0.5}}",
     "adapter": "{merge_method: linear, models: [{model: A+LORA, parameters: {weight: 0.5}}, {model: B, parameters: {weight: 0.5}}]}",
     "adapter-on-the-base": "{merge_method: task_arithmetic, base_model: A+LORA, models: [{model: B, parameters: {weight: 0.5}}]}",
+    "adapter-on-the-base-alone": "{merge_method: task_arithmetic, base_model: A+LORA, parameters: {normalize: false}, slices: [{sources: "
+    "[{layer_range: [0, 4], model: A+LORA, parameters: {weight: 1.0}}]}]}",
+    "base-alone-in-a-slice": "{merge_method: ties, base_model: A, parameters: {weight: 0.5, density: 0.5}, slices: [{sources: [{model: A, layer_range: "
+    "[0, 2]}, {model: B, layer_range: [0, 2]}, {model: C, layer_range: [0, 2]}]}, {sources: [{model: A, layer_range: [2, 4]}]}]}",
     "module": "{merge_method: linear, modules: {default: {models: [{model: A}, {model: B}], parameters: {weight: 1}}}}",
     "filters": "{merge_method: linear, models: [{model: A, parameters: {weight: [{filter: self_attn, value: 0.2}, "
     "{filter: mlp, value: [0.1, 0.9]}, {filter: nowhere, value: 7}, {value: 0.3}]}}, {model: B, parameters: {weight: 0.25}}], "

@@ -46,6 +46,11 @@ RECIPES = {
         "{merge_method: slerp, base_model: ROOT/A, models: [{model: ROOT/A}, {model: ROOT/B}], "
         "parameters: {t: 0.3}, tokenizer: {source: base}}"
     ),
+    "slices": (
+        "{merge_method: slerp, base_model: ROOT/C, slices: [{sources: [{model: ROOT/B, layer_range: "
+        "[0, 2]}, {model: ROOT/C, layer_range: [0, 2]}]}], parameters: {t: 0.3}, "
+        "tokenizer_source: union}"
+    ),
 }
 
 

@@ -179,6 +179,27 @@ def test_what_mergekit_ignores_is_noted() -> None:
         assert any(re.search(text, note) for note in notes), (text, notes)
 
 
+def test_what_stands_in_the_wrong_place_is_told_where_it_belongs() -> None:
+    """As notes, and beside what is wrong, which it may explain."""
+    text = """
+        merge_method: task_arithmetic
+        base_model: b
+        lambda: 2
+        models: [{model: a, weight: 1}]
+        parameters: {dtype: float16, WEIGHT}
+        """
+    expected = [
+        "mergekit ignores the key 'lambda'; it belongs under 'parameters'",
+        "models: a: mergekit ignores the key 'weight'; it belongs under 'parameters'",
+        "mergekit ignores the parameter 'dtype' for task_arithmetic; it belongs beside 'merge_method'",
+    ]
+    assert translate(text.replace("WEIGHT", "weight: 1"))[1] == expected
+    with pytest.raises(RecipeError) as error:
+        translate(text.replace(", WEIGHT", ""))
+    assert "needs a 'weight' for every parameter of a" in error.value.problems[0]
+    assert error.value.problems[1:] == expected
+
+
 def test_slices_become_a_stack() -> None:
     recipe, _ = translate(
         """
@@ -247,6 +268,48 @@ def test_modules_become_overrides() -> None:
         check_patterns(recipe, names[:2])
 
 
+@pytest.mark.parametrize("base", ["", "base_model: c"])
+def test_modules_that_are_taken_as_they_are(base: str) -> None:
+    """Each from its own model, and not from the one of what is in no module."""
+    recipe, _ = translate(
+        f"""
+        merge_method: passthrough
+        {base}
+        modules:
+          text_decoder: {{models: [{{model: b, parameters: {{scale: [{{filter: w, value: 2}}]}}}}]}}
+          vision_tower: {{models: [{{model: a}}]}}
+        """
+    )
+    names = ["language_model.layers.0.w", "vision_tower.layers.0.w", "projector.w"]
+    found = [make_rules(recipe, names)[name].method.model_dump() for name in names]
+    assert [method["model"] for method in found] == ["b", "a", "base" if base else "b"]
+    assert [method["scale"] for method in found] == [2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "models",
+    [
+        "models: [{model: x/a+y/lora, parameters: {weight: 1.0}}]",
+        "slices: [{sources: [{model: x/a+y/lora, layer_range: [0, 8], parameters: {weight: 1.0}}]}]",
+        "slices: [{sources: [{model: x/a+y/lora, layer_range: [0, 4]}]}, {sources: [{model: x/b, "
+        "layer_range: [0, 4], parameters: {weight: 1}}]}]",
+    ],
+)
+def test_nothing_is_merged_into_the_base(models: str) -> None:
+    """As on many cards, which fold an adapter into a model so."""
+    recipe, notes = translate(
+        f"""
+        base_model: x/a+y/lora
+        merge_method: task_arithmetic
+        parameters: {{normalize: false}}
+        {models}
+        """
+    )
+    assert recipe.method.name == "passthrough"
+    assert recipe.models[0].model == "x/a+y/lora"
+    assert notes == ["no model is merged into x/a+y/lora, which is taken as it is"]
+
+
 def test_models_whose_filters_have_another_order() -> None:
     recipe, _ = translate(
         """
@@ -308,6 +371,9 @@ def test_yaml_with_anchors_and_windows_line_ends(tmp_path: Path) -> None:
         ("{merge_method: passthrough, slices: [{sources: [{model: a}]}]}", "slices.0: expected layer_range"),
         ("{merge_method: passthrough, slices: [{sources: [{model: a, layer_range: [1, 3], parameters: {scale: [{filter: layers.1., value: 2}]}}]}]}", "names a layer"),
         ("{merge_method: linear, modules: {x: {models: [{model: a}]}, x.y: {models: [{model: a}]}}, parameters: {weight: 1}}", "overlap"),
+        ("{merge_method: model_stock, models: [{model: a}], base_model: a}", "no model besides the base a"),
+        ("{merge_method: linear, models: [{model: a}, {model: b}, {model: a}], parameters: {weight: 1}}", "a is given 2 times"),
+        ("{merge_method: passthrough, models: [{model: a}, {model: b}]}", "takes one model as it is, found a, b"),
         ("{merge_method: linear, modules: {x: {}}}", "either models or slices"),
         ("{merge_method: linear, models: [{model: a}], parameters: {weight: 1}, tokenizer: {}, tokenizer_source: base}", "say the same"),
     ],

@@ -98,7 +98,7 @@ def source(model: str, first: int, last: int, **more: Any) -> dict[str, Any]:
             "slices: a, a: a model is given twice",
         ),
         (
-            sliced({"sources": [source("b", 0, 2)]}, kind="ties", base_model="b"),
+            sliced({"sources": [source("b", 0, 2)]}, kind="model_stock", base_model="b"),
             "slices: b: there is no model besides the base",
         ),
         (

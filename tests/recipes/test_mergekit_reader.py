@@ -44,6 +44,8 @@ def test_entries_are_given_back(reader: MergekitReader) -> None:
         ({"model": {"path": "a"}, "lora": {"path": "l", "revision": "v"}}, "a+l@v"),
         ({"model": "a", "lora": None}, "a"),
         ({"model": {"model": {"path": "a"}, "lora": "l"}}, "a+l"),
+        ({"model": {"path": "a"}, "lora": None, "override_architecture": None}, "a"),
+        ({"model": "a", "override_architecture": "LlamaForCausalLM"}, "a"),
     ],
 )
 def test_references(reader: MergekitReader, given: Any, expected: str) -> None:
@@ -64,15 +66,15 @@ def test_a_model_inside_that_is_none(reader: MergekitReader) -> None:
     assert reader.problems == ["expected the name of a model, found 3"]
 
 
-@pytest.mark.parametrize("layers", [[0, 1], [3, 12]])
-def test_ranges(reader: MergekitReader, layers: list[int]) -> None:
-    assert reader.read_range(layers, "slices.0") == layers
+@pytest.mark.parametrize("layers", [[3, 12], ["3", "12"], [3, " 12"], [3.0, 12]])
+def test_ranges(reader: MergekitReader, layers: list[Any]) -> None:
+    assert repr(reader.read_range(layers, "slices.0")) == "[3, 12]"
     assert reader.problems == []
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [None, 3, [], [1], [1, 2, 3], [2, 2], [3, 1], [-1, 2], [0.0, 2], ["0", "2"], [True, 2], "0-2"],
+    [None, 3, [], [1], [1, 2, 3], [2, 2], [3, 1], [-1, 2], [0.5, 2], ["a", "2"], [True, 2], "0-2"],
 )
 def test_ranges_that_are_none(reader: MergekitReader, wrong: Any) -> None:
     assert reader.read_range(wrong, "slices.4") is None

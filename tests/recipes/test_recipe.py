@@ -90,6 +90,10 @@ def test_a_method_alone_is_the_one_among_all(name: str) -> None:
         ),
         ({"align": "svd"}, "align: input should be 'knots' or 'core_space'"),
         ({"method": "slerp", "models": ["a", "b", "d"]}, "merges exactly 2 models, 3 given"),
+        (
+            {"method": "arcee_fusion", "base": "b", "models": ["a", "d"]},
+            "merges exactly 1 model besides the base, 2 given",
+        ),
         ({"method": "average", "models": [{"model": "a", "density": 0.5}]}, "has no density"),
         ({"dtype": "bf16"}, "dtype: input should be .*'bfloat16'"),
         ({"overrides": [{"match": "x", "models": {"z": {"weight": 1}}}]}, "there is no model 'z'"),

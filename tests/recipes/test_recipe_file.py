@@ -101,6 +101,14 @@ def test_experts_are_not_merged(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="a recipe of mergekit-moe") as error:
         read_recipes(write(tmp_path / "r.yaml", moe))
     assert len(error.value.problems) == 1
+    with pytest.raises(RecipeError, match="a recipe of mergekit-moe"):
+        read_recipes(write(tmp_path / "r.yaml", moe | {"merge_method": "moe"}))
+
+
+def test_mergekits_yaml_without_a_method(tmp_path: Path) -> None:
+    models = [{"model": "x", "parameters": {"weight": 1}}]
+    with pytest.raises(RecipeError, match="says no merge_method"):
+        read_recipes(write(tmp_path / "r.yaml", {"base_model": "b", "models": models}))
 
 
 def test_mergekits_and_ours_in_one_file(tmp_path: Path) -> None:

@@ -45,11 +45,12 @@ def compare_tokenizers(
     output: Path | None,
     *,
     ids: bool = True,
+    templates: bool = True,
 ) -> TokenizerComparison:
     """Compare the tokenizers in folders; those without one are not asked.
 
     `output` is the folder whose files go with the result. Ids are not compared where embeddings
-    are brought to one vocabulary anyway.
+    are brought to one vocabulary anyway, and chat templates where one is chosen.
     """
     found = TokenizerComparison()
     folders = dict(models) | ({base[0]: base[1]} if base else {})
@@ -84,7 +85,8 @@ def compare_tokenizers(
         found.notes += rows.notes
         found.notes += _differences_in_cutting(tokenizers, reference)
         found.notes += _differences_in_special(tokenizers, reference)
-        _compare_templates(tokenizers, reference, [t for t in models if t in tokenizers], found)
+        if templates:
+            _compare_templates(tokenizers, reference, [t for t in models if t in tokenizers], found)
     return found
 
 

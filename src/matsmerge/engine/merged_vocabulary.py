@@ -7,7 +7,7 @@ else the mean of all rows that there are. Then methods run as for any other para
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,14 @@ class MergedVocabulary:
         if self.rows.changes_nothing:
             return dict(everyone)
         return self.rows.view(everyone, tables, self.files)
+
+    def view_inputs(self, inputs: MergeInputs) -> MergeInputs:
+        """The same by the names of the models' own files, for a stack, which gives others."""
+        base = {} if inputs.base is None else {"base": inputs.base}
+        everyone = {**inputs.models, **base}
+        tables = {m: {n: n for n in c.specs} | dict(c.aliases) for m, c in everyone.items()}
+        views = self.view_rows(everyone, tables)
+        return replace(inputs, base=views.pop("base", None), models=views)
 
     def describe(self) -> dict[str, Any]:
         """How many rows come from whom; `rows` lists all that not every model has as its own."""

@@ -135,6 +135,8 @@ def prepare_merge(
     vocabulary = merge_vocabularies(recipe, inputs, of) if recipe.tokenizer else None
     files = vocabulary.folder if vocabulary else of.folder if of else None
     tokenizers = _compare_tokenizers(recipe, inputs, files)
+    if vocabulary is not None and recipe.stack:
+        inputs = vocabulary.view_inputs(inputs)
     stacked = stack_models(recipe, inputs)
     config_changes = stacked.config_changes(of)
     inputs = stacked.inputs
@@ -145,7 +147,7 @@ def prepare_merge(
         dtype=dtype,
         may_differ=lambda name: _taken_from_one(recipe, name),
         tokenizer_problems=tokenizers.problems,
-        view_rows=vocabulary.view_rows if vocabulary else None,
+        view_rows=vocabulary.view_rows if vocabulary and not recipe.stack else None,
     )
     unused = check_patterns(recipe, alignment.names)
     rules = make_rules(recipe, alignment.names, stacked.taking)
@@ -267,6 +269,7 @@ def _compare_tokenizers(
         None if base is None else ("the base", base.folder),
         output,
         ids=recipe.tokenizer is None,
+        templates=recipe.chat_template is None,
     )
     if recipe.chat_template is not None:
         folders = [model.folder for model in (*inputs.models.values(), base) if model]

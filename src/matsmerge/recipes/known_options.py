@@ -24,6 +24,7 @@ FILE = Path(__file__).with_suffix(".json")
 # numbers. Values are the name of a type, choices as `a|b`, `part` for another table's names, or
 # something else (None).
 Known = Mapping[str, tuple[str | None, str, Mapping[str, float]]]
+_OF_MERGEKIT = {"base_model", "slices", "modules", "tokenizer_source"}  # keys of its alone
 _TYPES = {"bool": bool, "float": float, "int": int, "str": str, "names": str | list[str]}
 
 
@@ -92,11 +93,15 @@ def read_written(path: str | Path) -> list[tuple[str, Mapping[str, Any]]]:
     for i, data in enumerate(documents):
         if not isinstance(data, Mapping):
             raise RecipeError(f"{path}: expected a mapping with 'models' and 'method'")
-        if "experts" in data and not data.keys() & {"merge_method", "method"}:
+        if "experts" in data and not data.keys() & {"models", "slices", "modules"}:
             raise RecipeError(
                 f"{path}: is a recipe of mergekit-moe, which makes models the experts of a new one "
                 "and merges nothing; run it with mergekit-moe, and merge its result here like any "
                 "other model"
+            )
+        if data.keys() & _OF_MERGEKIT and not data.keys() & {"merge_method", "method"}:
+            raise RecipeError(
+                f"{path}: is mergekit's YAML and says no merge_method, such as ties or slerp"
             )
         several = f"document {data.get('name') or i + 1}: " if len(documents) > 1 else ""
         found.append((f"{path}: {several}", data))

@@ -3,6 +3,7 @@
 What mergekit ignores is noted. What it does and we cannot do is refused by name.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from matsmerge.errors import RecipeError, closest
 from matsmerge.methods.method import Method
 from matsmerge.problems import noted
+from matsmerge.recipes.mergekit_groups import Group, has_base
 from matsmerge.recipes.mergekit_methods import (
-    MergekitMethod,
     added_options,
     find_method,
     is_unused,
@@ -55,8 +56,9 @@ def from_mergekit(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Our recipe, as plain data, for a mergekit configuration; with notes on the translation."""
     translation = _Translation(data=data)
     recipe = translation.recipe()
-    RecipeError.raise_all(dict.fromkeys(translation.problems))
-    return recipe, list(dict.fromkeys(translation.notes))
+    if translation.problems:
+        RecipeError.raise_all(dict.fromkeys([*translation.problems, *translation.misplaced]))
+    return recipe, list(dict.fromkeys([*translation.misplaced, *translation.notes]))
 
 
 def read_tokenizer_choice(data: Mapping[str, Any]) -> Any:
@@ -73,26 +75,6 @@ def read_tokenizer_choice(data: Mapping[str, Any]) -> Any:
     return {"source": source.removeprefix("model:") if isinstance(source, str) else source}
 
 
-@dataclass(frozen=True)
-class _Group:
-    """Models that are merged with each other, and the settings for that.
-
-    `wheres` say which parameters it is for, as overrides do; none where it is for all. `scopes` are
-    parameters of the merge, those that count more first.
-    """
-
-    kind: str
-    sources: Sequence[tuple[str, Mapping[str, Any]]]  # model, its own parameters
-    base: str | None
-    scopes: Sequence[Mapping[str, Any]]
-    wheres: Sequence[Mapping[str, Any]] = ({},)
-    is_renumbered: bool = False  # whether its layers have other numbers than in the models
-
-    @property
-    def paths(self) -> list[str]:
-        return [path for path, _ in self.sources]
-
-
 @dataclass
 class _Translation(MergekitReader):
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -101,8 +83,7 @@ class _Translation(MergekitReader):
 
     def recipe(self) -> dict[str, Any]:
         data = self.data
-        for key in data.keys() - {*_KEYS, *_LISTS}:
-            self.notes.append(f"mergekit ignores the key '{key}'{closest(key, _KEYS)}")
+        self.note_unknown({k: v for k, v in data.items() if k not in _LISTS}, _KEYS, "")
         given = [key for key in _LISTS if data.get(key)]
         if len(given) != 1:
             found = ", ".join(given) or "none"
@@ -153,7 +134,7 @@ class _Translation(MergekitReader):
 
     # What is merged with what.
 
-    def _groups(self, key: str, base: str | None) -> Iterator[_Group]:
+    def _groups(self, key: str, base: str | None) -> Iterator[Group]:
         whole = [self.read_mapping(self.data.get("parameters"), "parameters")]
         kind = self.data["merge_method"]
         if key != "modules":
@@ -182,20 +163,25 @@ class _Translation(MergekitReader):
         base: str | None,
         scopes: Sequence[Mapping[str, Any]],
         module: str | None,
-    ) -> Iterator[_Group]:
+    ) -> Iterator[Group]:
         match = {} if module is None else {"match": _MODULES.get(module, [f"{module}.*"])}
         if given.get("models"):
             sources = [
                 self.read_source(e, "models") for e in self.read_entries(given["models"], "models")
             ]
-            yield _Group(kind, sources, base, scopes, (match,))
+            group = self._taken(Group(kind, sources, base, scopes, (match,)))
+            for path, num in Counter(group.paths).items():
+                if num > 1:
+                    self.problems.append(f"models: {path} is given {num} times; give it once")
+            yield group
             return
         slices = self.read_entries(given["slices"], "slices")
         layers: list[dict[str, Any]] = []
         start = 0
         for i, one in enumerate(slices):
             where = f"slices.{i}"
-            self.note_unknown(one, ("sources", "parameters", "base_model", "merge_method"), where)
+            known = ("sources", "parameters", "base_model", "merge_method")
+            self.note_unknown(one, known, f"{where}: ")
             entries = self.read_entries(one.get("sources"), f"{where}.sources")
             sources = [self.read_source(entry, where, "layer_range") for entry in entries]
             ranges = [self.read_range(entry.get("layer_range"), where) for entry in entries]
@@ -206,20 +192,32 @@ class _Translation(MergekitReader):
             wheres: list[dict[str, Any]] = [{**match, "layers": [start, stop]}]
             wheres += [{**match, "layers": "before"}] if i == 0 else []
             wheres += [{**match, "layers": "after"}] if i == len(slices) - 1 else []
-            group = _Group(
-                one.get("merge_method", kind),
-                sources,
-                own,
-                [self.read_mapping(one.get("parameters"), where), *scopes],
-                tuple(wheres) if len(slices) > 1 else (match,),
-                any(r[0] != start for r in ranges),
+            group = self._taken(
+                Group(
+                    one.get("merge_method", kind),
+                    sources,
+                    own,
+                    [self.read_mapping(one.get("parameters"), where), *scopes],
+                    tuple(wheres) if len(slices) > 1 else (match,),
+                    any(r[0] != start for r in ranges),
+                )
             )
             layers.append(self._layers(group, ranges, base))
             start = stop
             yield group
         self.stacks.append({**match, "layers": layers})
 
-    def _layers(self, group: _Group, ranges: Sequence[Any], base: str | None) -> dict[str, Any]:
+    def _taken(self, group: Group) -> Group:
+        """A group as it is to be merged.
+
+        People fold an adapter into a model by `model+adapter` as the base and the only model.
+        """
+        if not group.adds_nothing:
+            return group
+        self.notes.append(f"no model is merged into {group.base}, which is taken as it is")
+        return group.as_it_is()
+
+    def _layers(self, group: Group, ranges: Sequence[Any], base: str | None) -> dict[str, Any]:
         """The ranges of a slice, by the paths of the models; the base's where it is not one."""
         found: dict[str, Any] = dict(zip(group.paths, ranges, strict=True))
         if len(found) < len(ranges):
@@ -229,7 +227,7 @@ class _Translation(MergekitReader):
                 "merge these"
             )
         with noted(self.problems, RecipeError):
-            if not self._is_apart(group):
+            if not group.has_base_apart:
                 return found
         of_base = found.pop(str(group.base), None)
         if not found:
@@ -243,31 +241,32 @@ class _Translation(MergekitReader):
             found["base"] = of_base
         return found
 
-    @staticmethod
-    def _is_apart(group: _Group) -> bool:
-        """Whether a group's base is the base of our method, and not one of the models."""
-        known, ours = find_method(group.kind)
-        return group.base is not None and known.base != "ignored" and _has_base(known, ours)
-
     def _add(self, paths: Iterable[str]) -> None:
         self.paths += [path for path in dict.fromkeys(paths) if path not in self.paths]
 
     # How it is merged.
 
-    def _settle(self, group: _Group) -> tuple[list[str], tuple[dict[str, Any], Settings]]:
+    def _settle(self, group: Group) -> tuple[list[str], tuple[dict[str, Any], Settings]]:
         """The models of a group, its method, and the values of all its parameters."""
         known, ours = find_method(group.kind)
         base, paths = group.base, group.paths
         if known.base == "required" and base is None:
             raise RecipeError(f"mergekit's {group.kind} needs 'base_model'")
         is_alone = group.kind == "passthrough" or bool(self.stacks)
-        is_model = not is_alone if known.base == "ignored" else not _has_base(known, ours)
+        is_model = not is_alone if known.base == "ignored" else not has_base(known, ours)
         if base is not None and base not in paths and is_model:
             paths = [*paths, base]  # mergekit adds it
-        if self._is_apart(group):
+        if group.has_base_apart:
             paths = [path for path in paths if path != base]
         elif ours.num_models == 2 and base in paths:
             paths = [str(base), *(path for path in paths if path != base)]  # t = 0 is there
+        if not paths:
+            raise RecipeError(f"{group.kind}: there is no model besides the base {base}")
+        if group.kind == "passthrough" and len(paths) > 1:
+            raise RecipeError(
+                f"passthrough takes one model as it is, found {', '.join(paths)}; give each a "
+                "slice or a document of its own, or choose a method that merges"
+            )
         self._add(paths)
         own = dict(group.sources)
         values: Settings = {}
@@ -276,8 +275,11 @@ class _Translation(MergekitReader):
             method["task_vectors"] = True
         for key in sorted({k for scope in (*group.scopes, *own.values()) for k in scope}):
             if key not in known.shared and key not in known.own:
-                hint = closest(key, [*known.shared, *known.own])
-                self.notes.append(f"mergekit ignores the parameter '{key}' for {group.kind}{hint}")
+                said = f"mergekit ignores the parameter '{key}' for {group.kind}"
+                if key in _KEYS:
+                    self.misplaced.append(f"{said}; it belongs beside 'merge_method'")
+                else:
+                    self.notes.append(f"{said}{closest(key, [*known.shared, *known.own])}")
             elif is_unused(group.kind, key):
                 self.notes.append(f"{key}: does not change what {group.kind} gives; not needed")
         for key, default in known.shared.items():
@@ -337,7 +339,7 @@ class _Translation(MergekitReader):
 
     def _apply(
         self,
-        group: _Group,
+        group: Group,
         models: Sequence[str],
         method: dict[str, Any],
         values: Settings,
@@ -348,6 +350,8 @@ class _Translation(MergekitReader):
         for where in group.wheres:
             found = unfiltered(values)
             change = method | found.pop(None, {})
+            if method["name"] == recipe["method"]["name"] and "model" in recipe["method"]:
+                change["model"] = names[models[0]]  # not the one of what is in no module
             if where:
                 is_fixed = not any(isinstance(value, list) for value in change.values())
                 only = {} if "layers" in where else {"only": [names[path] for path in models]}
@@ -364,10 +368,6 @@ class _Translation(MergekitReader):
                 override = as_override(changes.pop(None, {}), changes, names)
                 match = list(patterns_within(pattern, where.get("match")))
                 recipe["overrides"].append({**where, "match": match, **override, "required": False})
-
-
-def _has_base(known: MergekitMethod, ours: type[Method]) -> bool:
-    return known.base == "optional" or ours.needs_base
 
 
 def _renamed(stacks: Sequence[Mapping[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:

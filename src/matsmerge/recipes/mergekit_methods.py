@@ -16,17 +16,20 @@ class MergekitMethod:
     """The parameters of a method with their defaults: those of the merge, and of each model.
 
     `base`: whether it needs one, has a use for one, or counts it as a model like others.
+    `may_add_nothing`: whether the base alone is a merge, too.
     """
 
     shared: Mapping[str, Any] = field(default_factory=dict)
     own: Mapping[str, Any] = field(default_factory=dict)
     base: Literal["required", "optional", "ignored"] = "required"
+    may_add_nothing: bool = False
 
 
-def _sparse(normalize: bool, rescale: bool, **own: float) -> MergekitMethod:
+def _sparse(normalize: bool, rescale: bool, **own: Any) -> MergekitMethod:
     """Task arithmetic on task vectors of which some entries are dropped."""
     shared = {"normalize": normalize, "rescale": rescale, "lambda": 1.0, "int8_mask": False}
-    return MergekitMethod(shared, {"weight": REQUIRED, "density": 1.0, **own})
+    own = {"weight": REQUIRED, "density": 1.0, **own}
+    return MergekitMethod(shared, own, may_add_nothing=True)
 
 
 _WEIGHT = {"weight": REQUIRED}
@@ -49,11 +52,12 @@ MERGEKIT_METHODS: Mapping[str, MergekitMethod] = {
     "model_stock": MergekitMethod({"filter_wise": False}),
     "nearswap": MergekitMethod({"t": REQUIRED}),
     "arcee_fusion": MergekitMethod(),
-    "sce": MergekitMethod({"select_topk": 1.0, "int8_mask": False}),
-    "ram": MergekitMethod({"epsilon": 1e-5}),
-    "ramplus_tl": MergekitMethod({"r": 0.1, "alpha": 0.2, "epsilon": 1e-5}),
+    "sce": MergekitMethod({"select_topk": 1.0, "int8_mask": False}, may_add_nothing=True),
+    "ram": MergekitMethod({"epsilon": 1e-5}, may_add_nothing=True),
+    "ramplus_tl": MergekitMethod({"r": 0.1, "alpha": 0.2, "epsilon": 1e-5}, may_add_nothing=True),
     "passthrough": MergekitMethod({}, {"scale": 1.0}, "ignored"),
 }
+PARAMETERS = {key for one in MERGEKIT_METHODS.values() for key in (*one.shared, *one.own)}
 # What a method of ours is told besides, to do what mergekit's does.
 _ALSO: Mapping[str, Mapping[str, Any]] = {"ties": {"trim": "parameter"}}
 # mergekit's names of methods and parameters, where ours may differ.

@@ -282,9 +282,9 @@ class Recipe(BaseModel, extra="forbid", frozen=True):
 def method_refusals(method: Method, num_models: int) -> Iterator[str]:
     """Why a method cannot merge so many models."""
     if method.needed_models not in (None, num_models):
-        yield (
-            f"method {method.name} merges exactly {method.needed_models} models, {num_models} given"
-        )
+        one = f"{method.needed_models} model{'' if method.needed_models == 1 else 's'}"
+        besides = " besides the base" if method.needs_base else ""
+        yield f"method {method.name} merges exactly {one}{besides}, {num_models} given"
     yield from (f"method {method.name}: {r}" for r in method.refusals(num_models))
 
 
