@@ -14,7 +14,7 @@ import matsmerge
 from matsmerge.checkpoints.checkpoint import Buffer
 from matsmerge.checkpoints.in_memory import InMemoryCheckpoint
 from matsmerge.checkpoints.safetensors_header import read_header
-from matsmerge.statistics.coded_sketches import decode_sketches, encode_sketch, stored_bytes
+from matsmerge.statistics.coded_sketches import bytes_in_file, decode_sketches, encode_sketch
 
 NAME = "main/inputs/first"
 
@@ -102,8 +102,8 @@ def test_files(tmp_path: Path) -> None:
     assert specs[f"{NAME}:scales"].shape == (RANK,)
     assert specs[f"{NAME}:diagonal"].shape == (41,)
     arrays = matsmerge.open_statistics(tmp_path / "auto.safetensors").arrays
-    assert stored_bytes(arrays, NAME) == 41 * RANK + 4 * RANK + 4 * 41
-    total = sum(stored_bytes(arrays, name) for name in arrays.specs)
+    assert bytes_in_file(arrays, NAME) == 41 * RANK + 4 * RANK + 4 * 41
+    total = sum(bytes_in_file(arrays, name) for name in arrays.specs)
     assert total == sum(spec.num_bytes for spec in specs.values())
 
 

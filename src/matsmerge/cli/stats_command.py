@@ -147,12 +147,12 @@ def _spectra(statistics: "Statistics", screen: Screen) -> "dict[str, Spectrum]":
 def _show(
     path: str, statistics: "Statistics", spectra: "dict[str, Spectrum]", screen: Screen
 ) -> None:
-    from matsmerge.statistics.coded_sketches import stored_bytes
+    from matsmerge.statistics.coded_sketches import bytes_in_file
     from matsmerge.statistics.kinds import KINDS
     from matsmerge.statistics.statistics import MAIN
 
     header, arrays = statistics.header, statistics.arrays
-    total = sum(stored_bytes(arrays, name) for name in arrays.specs)
+    total = sum(bytes_in_file(arrays, name) for name in arrays.specs)
     sets = ", ".join(f"{name} {s.num_examples}" for name, s in header.sets.items())
     facts = {
         "model": f"{header.model.name} (fingerprint {header.model.fingerprint[:16]})",
@@ -175,7 +175,7 @@ def _show(
                 str(found.dim),
                 str(found.rank),
                 f"{found.explained:.1%}",
-                format_bytes(stored_bytes(arrays, f"{MAIN}/{key}")),
+                format_bytes(bytes_in_file(arrays, f"{MAIN}/{key}")),
                 f"{found.effective_rank:.1f}",
                 "singular" if found.is_singular else f"{found.condition:.1e}",
             )

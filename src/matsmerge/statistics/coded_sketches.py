@@ -91,7 +91,7 @@ def decode_sketches(stored: Checkpoint, forms: Mapping[str, Form]) -> Checkpoint
     return CodedSketches(stored, coded) if coded else stored
 
 
-def stored_bytes(arrays: Checkpoint, name: str) -> int:
+def bytes_in_file(arrays: Checkpoint, name: str) -> int:
     """What an array takes in its file, with what belongs to its codes."""
     specs = arrays.origin.specs
     return sum(specs[part].num_bytes for part in (name, *_beside(name)) if part in specs)
