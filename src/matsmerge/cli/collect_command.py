@@ -44,7 +44,7 @@ class Collected(CommandOptions):
 
     rank: str = option(RANK_UNLESS_GIVEN, metavar="R")
     """Leading directions that gram and kfac keep of second moments, as sketches: files of a few
-    percent of the model's size. full: whole matrices. auto: 128 where that is smaller."""
+    percent of the model's size. full: whole matrices. auto: 128, or these if they are as small."""
 
     fisher: str = "empirical"
     """empirical: gradients for the given answers. true: for answers as likely as the model finds

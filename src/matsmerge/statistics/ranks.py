@@ -7,4 +7,4 @@ moments, whatever is collected by default.
 from typing import Final, Literal
 
 AUTO_RANK = 128  # where a layer is wide enough for its directions to be smaller than its moment
-RANK_UNLESS_GIVEN: Final[Literal["auto", "full"]] = "full"
+RANK_UNLESS_GIVEN: Final[Literal["auto", "full"]] = "auto"
