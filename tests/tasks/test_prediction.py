@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from matsmerge.errors import DataError
-from matsmerge.tasks.prediction import IGNORED, MAX_EXACT_CLASSES, Prediction
+from matsmerge.tasks.prediction import IGNORED, Prediction
 
 INF = float("inf")
 
@@ -73,14 +73,24 @@ def dense_true_fisher(logits: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("choices_differ", [False, True])
-def test_true_fisher_of_classes_is_exact(choices_differ: bool) -> None:
-    logits = randn(4, 3)
+@pytest.mark.parametrize("num_samples", [4, 9])
+def test_true_fisher_of_few_classes_is_exact(choices_differ: bool, num_samples: int) -> None:
+    logits = 3 * randn(4, 5)
     if choices_differ:
         logits[1, 2] = -INF
+        logits[2, 1:] = -INF
     logits.requires_grad_()
     prediction = Prediction(logits, None)
-    terms = list(prediction.fisher_terms("true", "sum", range(4)))
-    assert len(terms) == 3
+    terms = list(prediction.fisher_terms("true", "sum", range(4), num_samples=num_samples))
+    assert len(terms) == 4
+    torch.testing.assert_close(fisher(terms, logits), dense_true_fisher(logits))
+
+
+@pytest.mark.parametrize("num_classes", [1, 2])
+def test_true_fisher_of_two_classes_takes_one_term(num_classes: int) -> None:
+    logits = randn(4, num_classes).requires_grad_()
+    terms = list(Prediction(logits, None).fisher_terms("true", "sum", range(4)))
+    assert len(terms) == 1
     torch.testing.assert_close(fisher(terms, logits), dense_true_fisher(logits))
 
 
@@ -92,9 +102,10 @@ def test_empirical_fisher_is_that_of_the_losses() -> None:
 
 
 def test_estimated_fisher_of_many_classes_is_unbiased() -> None:
-    num_classes = MAX_EXACT_CLASSES + 1
-    logits = (2 * randn(1, num_classes)).requires_grad_()
-    terms = list(Prediction(logits, None).fisher_terms("true", "sum", [7], num_samples=4000))
+    logits = (2 * randn(1, 30)).requires_grad_()
+    prediction = Prediction(logits, None)
+    draws = [prediction.fisher_terms("true", "sum", [7], s, num_samples=20) for s in range(200)]
+    terms = [term / 200**0.5 for draw in draws for term in draw]
     exact = dense_true_fisher(logits)
     assert (fisher(terms, logits) - exact).norm() < 0.05 * exact.norm()
 

@@ -54,7 +54,8 @@ class Collected(CommandOptions):
     """log p(y|x) as the sum or the mean over the tokens of y."""
 
     num_samples: int = option(1, ge=1, le=MOST_SAMPLES)
-    """Random signs drawn per answer, where the true Fisher is estimated."""
+    """Passes back for the true Fisher of an example. For one class more it is exact; otherwise each
+    pass draws random signs anew."""
 
     parameters: list[str] = option([], metavar="PATTERN")
     """Only parameters that match, e.g. 'encoder.*'. Repeatable. Default: all; of adapters, what one

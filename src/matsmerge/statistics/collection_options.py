@@ -33,13 +33,14 @@ class CollectionOptions(BaseModel):
 
     fisher: Expectation = "empirical"
     """Gradients for the given answers (empirical), or for answers as likely as the model finds
-    them (true): class by class where there are few, else all at once with random signs."""
+    them (true): exactly for few classes, else all at once with random signs."""
 
     reduction: Reduction = "sum"
     """log p(y | x) of a sequence y: the sum or the mean over its tokens."""
 
     num_samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)] = 1
-    """Random signs drawn per answer, where the true Fisher is estimated."""
+    """Passes back for the true Fisher of an example. For one class more it is exact; otherwise each
+    pass draws random signs anew."""
 
     seed: Annotated[int, Field(ge=-NUM_SEEDS, lt=NUM_SEEDS)] = 0
     """Of random signs and of what is held out."""

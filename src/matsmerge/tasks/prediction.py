@@ -9,20 +9,23 @@ matrix
 with y the given answer (empirical Fisher) or distributed as the model says (true Fisher).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from matsmerge.errors import DataError
 
 IGNORED = -100  # a target that is none, as everywhere in torch and transformers
-MAX_EXACT_CLASSES = 32  # the true Fisher sums over classes one by one up to here
+_NEVER = -1e4  # the logarithm of a probability whose root is zero
 
 Expectation = Literal["empirical", "true"]
 Reduction = Literal["sum", "mean"]
+_Draw = tuple[int, int, int]  # of signs: the example's number, the seed, which sample
 
 
 @dataclass(frozen=True)
@@ -54,22 +57,40 @@ class Prediction:
     ) -> Iterator[Tensor]:  # (examples,) each
         """Per-example scalars whose gradients' outer products sum to each example's Fisher.
 
-        The true Fisher of many classes, and of tokens, is estimated: by all answers at once, with
-        random signs, `num_samples` times.
+        The true Fisher of `num_samples` + 1 classes or fewer is exact. That of more, and of tokens,
+        is estimated: by all answers at once, with random signs, `num_samples` times.
         """
         if expectation == "empirical":
             yield self.losses(reduction)
-        elif self.logits.ndim == 2 and self.logits.shape[1] <= MAX_EXACT_CLASSES:
-            log_p = log_softmax(self.logits)
-            for of_class in log_p.unbind(1):
-                present = of_class.isfinite()
-                # The root of p beside the score makes p the weight of its outer product.
-                root = of_class.detach().exp().sqrt()
-                yield -torch.where(present, root * of_class.where(present, 0), 0)
-        else:
-            for sample in range(num_samples):
-                scores = self._signed_scores(examples, (seed, sample), reduction)
-                yield scores / num_samples**0.5
+            return
+        choices = self._choices() if self.logits.ndim == 2 else None
+        if choices is not None and choices.shape[1] <= num_samples:
+            yield from choices.unbind(1)
+            return
+        for sample in range(num_samples):
+            draws = [(number, seed, sample) for number in examples]
+            if choices is None:
+                terms = self._signed_scores(draws, reduction)
+            else:
+                terms = torch.stack([c @ _signs(c, d) for c, d in zip(choices, draws, strict=True)])
+            yield terms / num_samples**0.5
+
+    def _choices(self) -> Tensor:  # (examples, classes - 1)
+        """Terms of the choices between two that a choice of a class is made of.
+
+        First whether it is the likeliest class or any other, then whether it is the second, and so
+        on. Choice k is reached with probability r and is then made with probability q; its
+        information is r q (1 - q) times the outer product of the gradient of log q / (1 - q). All
+        of them add up to that of the class, and of a confident model the first is nearly all.
+        """
+        logits = self.logits
+        if logits.shape[1] == 1:  # there is nothing to choose, but a term is expected
+            logits = pad(logits, (0, 1), value=-math.inf)
+        # Classes that an example does not have count nothing then, and gradients are numbers.
+        log_p = log_softmax(logits).clamp(min=_NEVER).sort(1, descending=True).values
+        log_rest = log_p.flip(1).logcumsumexp(1).flip(1)  # of each class and all less likely ones
+        chosen, others, reached = log_p[:, :-1], log_rest[:, 1:], log_rest[:, :-1]
+        return ((chosen + others - reached) / 2).detach().exp() * (chosen - others)
 
     def _losses_of(self, targets: Tensor, reduction: Reduction) -> Tensor:
         if self.logits.ndim == 2:
@@ -79,34 +100,28 @@ class Prediction:
         losses = log_p.new_zeros(len(targets)).index_add(0, real.nonzero()[:, 0], -log_p)
         return losses / real.sum(1) if reduction == "mean" else losses
 
-    def _signed_scores(
-        self, examples: Sequence[int], draw: tuple[int, int], reduction: Reduction
-    ) -> Tensor:
+    def _signed_scores(self, draws: Sequence[_Draw], reduction: Reduction) -> Tensor:
         """Scores of all answers, with roots of their probabilities and random signs, added up.
 
         Signs are apart, so that products of different answers, and of different tokens, vanish in
         the mean, and what is left is the sum over answers. A single answer drawn by its probability
         has the same mean, but of a confident model nearly every draw says nothing.
         """
-        if self.logits.ndim == 3 and self.targets is None:
+        if self.targets is None:
             raise DataError("the data has no targets; they say which tokens are predicted")
         results = []
-        for n, number in enumerate(examples):
-            logits = self.logits[n : n + 1]
-            if self.logits.ndim == 3:
-                assert self.targets is not None
-                logits = logits[0][self.targets[n] != IGNORED]
-            log_p = log_softmax(logits)
+        for logits, targets, draw in zip(self.logits, self.targets, draws, strict=True):
+            log_p = log_softmax(logits[targets != IGNORED])
             present = log_p.isfinite()
-            signed = _signs(log_p, number, draw).mul_(log_p.detach().exp().sqrt())
+            signed = _signs(log_p, draw).mul_(log_p.detach().exp().sqrt())
             score = -(signed * log_p.where(present, 0)).sum()
-            results.append(score / len(logits) if reduction == "mean" else score)
+            results.append(score / len(log_p) if reduction == "mean" else score)
         return torch.stack(results)
 
 
-def _signs(like: Tensor, number: int, draw: tuple[int, int]) -> Tensor:
-    """Random signs that depend on the example's number and the draw alone, not on the batch."""
-    seed, sample = draw
+def _signs(like: Tensor, draw: _Draw) -> Tensor:
+    """Random signs that depend on the draw alone, not on the batch."""
+    number, seed, sample = draw
     own_seed = ((seed * 1_000_003 + number) * 1_000_003 + sample) % 2**63
     generator = torch.Generator().manual_seed(own_seed)
     bits = torch.randint(0, 2, like.shape, generator=generator, dtype=torch.int8)
