@@ -25,6 +25,16 @@ def full(tmp_path: Path) -> Path:
     return out
 
 
+def test_statistics_of_another_model_are_not_forced_to_belong(
+    mats: Run, full: Path, tmp_path: Path
+) -> None:
+    other = save(BertForSequenceClassification(bert_config()), tmp_path / "other")
+    code, _, err = mats("inspect", full, other)
+    assert code == 1
+    assert "was collected from another model" in err
+    assert "--force" not in err  # which is for --subspace alone
+
+
 def test_compressing_and_inspecting(mats: Run, full: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.safetensors"
     code, printed, err = mats("stats", "compress", full, "--rank", 14, "--out", out)

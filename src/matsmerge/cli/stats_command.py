@@ -106,7 +106,7 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
 
     statistics = open_statistics(path)
     if model is not None:
-        check_belongs(statistics, open_checkpoint(model))
+        check_belongs(statistics, open_checkpoint(model), can_be_forced=False)
         screen.result({"path": path, "model": model})
         if not screen.quiet:
             screen.say(f"{path} was collected from {model}: they belong together")
