@@ -1,6 +1,7 @@
 """`mats collect` for several adapters: one base in memory, statistics of what they change."""
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -76,6 +77,14 @@ def test_the_next_merge_that_is_named_works(
     assert command == ["merge", *map(str, adapters), "--method", *method, "--out", "merged"]
     code, _, error = mats(*command[:-1], tmp_path / "merged")
     assert code == 0, error
+
+
+def test_why_nothing_has_a_statistic_is_said(base: Path, tmp_path: Path, mats: Run) -> None:
+    without_head = LoraConfig(r=2, target_modules=["query", "value"])
+    adapters, data = folders(base, [without_head], tmp_path)
+    code, out, error = mats("collect", *adapters, *options(data), "--statistics", "block_fisher")
+    assert code == 0, error
+    assert re.search(r"block_fisher +0 +(\d+) +\1 not a vector", out)
 
 
 def test_gram_matrices_of_vectors_are_for_no_merge(base: Path, tmp_path: Path, mats: Run) -> None:

@@ -98,11 +98,13 @@ def show_kinds(collected: "Statistics", screen: Screen) -> None:
     rows = []
     for kind in collected.kinds:
         lacking = collected.header.without.get(kind, {})
-        reasons = sorted(set(lacking.values()) - set(KINDS[kind].expected_reasons))
+        num = len(collected.parameters(kind))
+        expected = KINDS[kind].expected_reasons if num else ()  # that nothing has it is not
+        reasons = sorted(set(lacking.values()) - set(expected))
         rows.append(
             (
                 kind,
-                f"{len(collected.parameters(kind)):,}",
+                f"{num:,}",
                 f"{len(lacking):,}",
                 "; ".join(f"{sum(w == r for w in lacking.values())} {r}" for r in reasons),
             )
