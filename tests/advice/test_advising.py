@@ -141,8 +141,9 @@ def test_statistics_beside_models(family: Family, tmp_path: Path) -> None:
     advice = matsmerge.advise(pair, family.base)
     assert advice.recipe.method.name == "actmat"
     assert "beside m1 are not used" in found(advice, "statistics")[0].text
-    with pytest.raises(StatisticsError, match="collected from another model"):
+    with pytest.raises(StatisticsError, match="collected from another model") as raised:
         matsmerge.advise(pair, family.base, statistics=[pair[0] / "statistics.safetensors"] * 2)
+    assert "--force" not in str(raised.value)  # which advice has not
 
 
 def collect(model: Path, data: Path) -> None:

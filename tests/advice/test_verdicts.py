@@ -108,6 +108,15 @@ def test_poor_models() -> None:
     assert not list(verdicts.judge_answers({}))
 
 
+def test_text_that_is_not_judged_is_not_praised() -> None:
+    writes = answers(0.0, writes_text=True, confidence=0.01)
+    assert not list(verdicts.judge_answers({"a": writes, "b": writes}))
+    (found,) = verdicts.judge_answers({"a": writes, "b": answers(0.5)})
+    assert found.text.startswith("Every classifier tells")
+    assert "70.0%" in found.text
+    assert "1.0%" not in found.text
+
+
 def test_labels_say_what_a_model_could_know() -> None:
     # Nearly all data has one label: more cannot be said of it.
     rare = {"accuracy": 0.99, "majority": 0.95, "label_variety": 0.29}

@@ -1,6 +1,8 @@
 """`mats collect` for several adapters: one base in memory, statistics of what they change."""
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,42 @@ def folders(base: Path, configs: list[Any], tmp_path: Path) -> tuple[list[Path],
 
 def options(data: list[Path]) -> list[Any]:
     return [x for path in data for x in ("--data", path)]
+
+
+@pytest.mark.parametrize(
+    ("configs", "kinds", "method"),
+    [
+        (LORAS, "kfac", ["mats_kfac"]),
+        (VECTORS[:1] * 2, "kfac,block_fisher", ["mats"]),
+        (VECTORS[:1] * 2, "kfac", ["mats", "--objective", "kfac_scales"]),
+        (VECTORS[:1] * 2, "fisher", ["diagonal_fisher"]),
+    ],
+)
+def test_the_next_merge_that_is_named_works(
+    configs: list[Any], kinds: str, method: list[str], base: Path, tmp_path: Path, mats: Run
+) -> None:
+    adapters, data = folders(base, configs, tmp_path)
+    code, out, error = mats("collect", *adapters, *options(data), "--statistics", kinds)
+    assert code == 0, error
+    command = shlex.split(out.splitlines()[-1].removeprefix("next: mats "))
+    assert command == ["merge", *map(str, adapters), "--method", *method, "--out", "merged"]
+    code, _, error = mats(*command[:-1], tmp_path / "merged")
+    assert code == 0, error
+
+
+def test_why_nothing_has_a_statistic_is_said(base: Path, tmp_path: Path, mats: Run) -> None:
+    without_head = LoraConfig(r=2, target_modules=["query", "value"])
+    adapters, data = folders(base, [without_head], tmp_path)
+    code, out, error = mats("collect", *adapters, *options(data), "--statistics", "block_fisher")
+    assert code == 0, error
+    assert re.search(r"block_fisher +0 +(\d+) +\1 not a vector", out)
+
+
+def test_gram_matrices_of_vectors_are_for_no_merge(base: Path, tmp_path: Path, mats: Run) -> None:
+    adapters, data = folders(base, VECTORS[:1], tmp_path)
+    code, out, error = mats("collect", *adapters, *options(data), "--statistics", "gram")
+    assert code == 0, error
+    assert "--statistics block_fisher  # Gram matrices alone" in out.splitlines()[-1]
 
 
 def test_loras_get_statistics_of_what_any_of_them_changes(

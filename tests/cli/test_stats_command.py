@@ -25,6 +25,26 @@ def full(tmp_path: Path) -> Path:
     return out
 
 
+def test_statistics_of_another_model_are_not_forced_to_belong(
+    mats: Run, full: Path, tmp_path: Path
+) -> None:
+    other = save(BertForSequenceClassification(bert_config()), tmp_path / "other")
+    code, _, err = mats("inspect", full, other)
+    assert code == 1
+    assert "was collected from another model" in err
+    assert "--force" not in err  # which is for --subspace alone
+
+
+def test_all_files_that_cannot_be_combined_are_named(mats: Run, full: Path, tmp_path: Path) -> None:
+    wrong = [tmp_path / name for name in ("short.safetensors", "none.safetensors")]
+    wrong[0].write_bytes(full.read_bytes()[:-8])
+    out = tmp_path / "all.safetensors"
+    code, _, err = mats("stats", "combine", full, *wrong, "--out", out)
+    assert code == 1
+    assert all(file.name in err for file in wrong)
+    assert not out.exists()
+
+
 def test_compressing_and_inspecting(mats: Run, full: Path, tmp_path: Path) -> None:
     out = tmp_path / "small.safetensors"
     code, printed, err = mats("stats", "compress", full, "--rank", 14, "--out", out)

@@ -173,7 +173,7 @@ def _open_statistics(
         wrong: list[str] = []
         with noted(wrong):
             own = place if isinstance(place, Statistics) else open_statistics(place)
-            check_belongs(own, model)
+            check_belongs(own, model, can_be_forced=False)
             found[name], places[name] = own, place
         if given is not None:
             problems += wrong

@@ -209,12 +209,13 @@ def judge_answers(answers: Mapping[str, Answers]) -> Iterator[Finding]:
             "has hardly any other answer, ignore this.)",
             (name,),
         )
-    if answers and not poor:
-        confidences = [own.confidence for own in answers.values()]
+    confidences = [own.confidence for own in answers.values() if not own.writes_text]
+    if confidences and not poor:
+        every = "Every model" if len(confidences) == len(answers) else "Every classifier"
         yield Finding(
             "answers",
             "good",
-            "Every model tells its own examples apart (mean probability of the likeliest answer "
+            f"{every} tells its own examples apart (mean probability of the likeliest answer "
             f"{_span(min(confidences), max(confidences))}).",
         )
 

@@ -56,14 +56,39 @@ def show_collected(collected: "Statistics", target: Path, screen: Screen) -> Non
 def show_next_merge(
     models: Sequence[str], out: Sequence[Path], kinds: Sequence[str], screen: Screen
 ) -> None:
-    """Which merge the statistics are for; those beside the models need not be named."""
-    method = "mats_kfac" if "kfac" in kinds else "mats" if "gram" in kinds else "diagonal_fisher"
-    method = "block_fisher" if tuple(kinds) == ("block_fisher",) else method
+    """Which merge the statistics are for; those beside the models need not be named.
+
+    Adapters know their base.
+    """
+    from matsmerge.adapters.adapter_folder import read_adapter
+    from matsmerge.checkpoints.source import open_checkpoint
+
+    adapters = [read_adapter(open_checkpoint(model)) for model in models]
+    base = [] if all(adapters) else ["--base", "BASE"]
+    have_vectors = any(adapter and not adapter.kind.is_folded for adapter in adapters)
+    if have_vectors and tuple(kinds) == ("gram",):
+        again = f"mats collect {shlex.join(models)} --data ... --statistics block_fisher"
+        screen.next(f"{again}  # Gram matrices alone do not merge vectors of (IA)^3")
+        return
+    method = _method_for_vectors(kinds) if have_vectors else [_method_for_weights(kinds)]
     files = [f"--statistics={path}" for path in out]
     if len(models) == 1:
         models, files = [*models, "MODEL2"], [*files, *(["--statistics=FILE2"] if out else [])]
-    listed = shlex.join([*models, "--base", "BASE", "--method", method, *files])
+    listed = shlex.join([*models, *base, "--method", *method, *files])
     screen.next(f"mats merge {listed} --out merged")
+
+
+def _method_for_weights(kinds: Sequence[str]) -> str:
+    if tuple(kinds) == ("block_fisher",):
+        return "block_fisher"
+    return "mats_kfac" if "kfac" in kinds else "mats" if "gram" in kinds else "diagonal_fisher"
+
+
+def _method_for_vectors(kinds: Sequence[str]) -> list[str]:
+    """What merges vectors of (IA)^3, to which K-FAC's products do not apply."""
+    if "block_fisher" in kinds:
+        return ["mats"]
+    return ["mats", "--objective", "kfac_scales"] if "kfac" in kinds else ["diagonal_fisher"]
 
 
 def show_kinds(collected: "Statistics", screen: Screen) -> None:
@@ -73,11 +98,13 @@ def show_kinds(collected: "Statistics", screen: Screen) -> None:
     rows = []
     for kind in collected.kinds:
         lacking = collected.header.without.get(kind, {})
-        reasons = sorted(set(lacking.values()) - set(KINDS[kind].expected_reasons))
+        num = len(collected.parameters(kind))
+        expected = KINDS[kind].expected_reasons if num else ()  # that nothing has it is not
+        reasons = sorted(set(lacking.values()) - set(expected))
         rows.append(
             (
                 kind,
-                f"{len(collected.parameters(kind)):,}",
+                f"{num:,}",
                 f"{len(lacking):,}",
                 "; ".join(f"{sum(w == r for w in lacking.values())} {r}" for r in reasons),
             )

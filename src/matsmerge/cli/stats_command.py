@@ -13,7 +13,9 @@ from matsmerge.cli.collected_display import show_kinds, show_next_merge
 from matsmerge.cli.display import JsonScreen, Screen
 from matsmerge.cli.field_options import CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Replacing
+from matsmerge.errors import StatisticsError
 from matsmerge.limits import MOST_RANK
+from matsmerge.problems import noted
 
 if TYPE_CHECKING:
     from matsmerge.statistics.spectra import Spectrum
@@ -52,7 +54,12 @@ def combine(asked: Combination, earlier: Replacing, screen: Screen) -> None:
 
     parse_dtype(asked.dtype)
     check_output(asked.out, overwrite=earlier.overwrite, resume=False)
-    parts = [open_statistics(file) for file in asked.files]
+    parts: list[Statistics] = []
+    problems: list[str] = []
+    for file in asked.files:
+        with noted(problems):
+            parts.append(open_statistics(file))
+    StatisticsError.raise_all(problems)
     combined = combine_statistics(parts, force=asked.force)
     save_statistics(combined, asked.out, asked.dtype)
     sizes = " + ".join(str(part.header.num_examples) for part in parts)
@@ -106,7 +113,7 @@ def inspect(path: str, model: str | None, screen: JsonScreen) -> None:
 
     statistics = open_statistics(path)
     if model is not None:
-        check_belongs(statistics, open_checkpoint(model))
+        check_belongs(statistics, open_checkpoint(model), can_be_forced=False)
         screen.result({"path": path, "model": model})
         if not screen.quiet:
             screen.say(f"{path} was collected from {model}: they belong together")

@@ -74,7 +74,7 @@ def prepare_collection(
 
     The batches are those of this process, or of a part of the data.
     """
-    numbers = _choose(len(data), choice, options.seed)
+    numbers = row_numbers(len(data), choice, options.seed)
     notes = list(loaded.notes)
     if left_out := data.labels_left_out(choice.columns.get("label", "label"), numbers):
         notes.append(
@@ -118,7 +118,8 @@ def _describe_plan(loaded: LoadedModel, batches: list[tuple[str, list[Encoded]]]
     return f"{loaded.task.kind} {loaded.task.options} {dtypes} {numbers}"
 
 
-def _choose(num_rows: int, choice: ExampleChoice, seed: int) -> list[int]:
+def row_numbers(num_rows: int, choice: ExampleChoice, seed: int) -> list[int]:
+    """The numbers of the rows that are used."""
     num = num_rows if choice.num_examples is None else min(choice.num_examples, num_rows)
     if choice.shuffle:
         return sorted(random.Random(seed).sample(range(num_rows), num))

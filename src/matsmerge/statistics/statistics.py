@@ -313,12 +313,13 @@ def in_memory(header: Header, arrays: Mapping[str, Tensor]) -> Statistics:
     return Statistics(header, InMemoryCheckpoint("statistics", arrays))
 
 
-def check_belongs(statistics: Statistics, model: Checkpoint) -> None:
+def check_belongs(statistics: Statistics, model: Checkpoint, *, can_be_forced: bool = True) -> None:
     """Refuse statistics that were collected from another model."""
     origin, found = statistics.header.model, fingerprint(model)
     if origin.fingerprint != found:
+        force = ", or use it all the same with --force" if can_be_forced else ""
         raise StatisticsError(
             f"{statistics.arrays.label}: was collected from another model, '{origin.name}' "
             f"(fingerprint {origin.fingerprint[:16]}), than {model.label} ({found[:16]}); collect "
-            "from this one, or use it all the same with --force"
+            f"from this one{force}"
         )

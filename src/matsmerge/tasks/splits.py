@@ -27,6 +27,16 @@ def read_split(task: TaskFile, split: str | None = None) -> Data:
     return replace(_with_fields(_read(task, split), task), split=split)
 
 
+def read_source(task: TaskFile, split: str | None) -> Data | None:
+    """All rows of what a split is cut from, as they are stored; None where it is no part of it."""
+    size = (task.splits or {}).get(split or "")
+    if size is None or not isinstance(task.data, str):
+        return None
+    if isinstance(size, str):
+        return read_data(task.data, split=_part(task.title, split or "", size)[0])
+    return read_data(task.data)
+
+
 def _read(task: TaskFile, split: str | None) -> Data:
     name, source = task.title, task.data
     if source is None:

@@ -258,6 +258,39 @@ def test_statistics_and_validation_do_not_overlap(setting: Path, mats: Run) -> N
     assert mats(*arguments, "--out", setting / "tuned", "--allow-overlap")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "chosen", [[], ["--num-examples", 30], ["--num-examples", 30, "--shuffle"]]
+)
+def test_statistics_of_the_whole_file_overlap_with_a_split_of_it(
+    setting: Path, mats: Run, chosen: list[Any]
+) -> None:
+    collected = ["collect", setting / "one", "--data", setting / "one.jsonl", *chosen]
+    assert mats(*collected, "--overwrite", "-q")[0] == 0
+    path = recipe(setting, {"name": "mats", "init": "average"})
+    arguments = ["tune", path, *tasks(setting), "--search", "iterations=1,2", "-q"]
+    code, _, error = mats(*arguments, "--out", setting / "tuned")
+    assert code == 1
+    found = " ".join(error.split())
+    assert "collected from one.jsonl, without a split, and 'one' is tuned on 'validation'" in found
+    assert "two" not in found
+    assert mats(*arguments, "--out", setting / "tuned", "--allow-overlap")[0] == 0
+
+
+def test_data_of_a_recipe_is_not_what_a_split_is_cut_from(setting: Path, mats: Run) -> None:
+    of_two = {"path": str(setting / "two.yaml"), "split": "train"}
+    names = {"one": str(setting / "one.jsonl"), "two": of_two}
+    models = [{"model": str(setting / name), "data": data} for name, data in names.items()]
+    path = recipe(setting, "featcal", models=models)
+    arguments = ["tune", path, *tasks(setting), "--search", "anchor=0.01,0.1", "-q"]
+    code, _, error = mats(*arguments, "--out", setting / "tuned")
+    assert code == 1
+    found = " ".join(error.split())
+    assert "one: its data is all of" in found
+    assert "of which 'validation' is a part that 'one' is tuned on" in found
+    assert "two:" not in found
+    assert mats(*arguments, "--out", setting / "tuned", "--allow-overlap")[0] == 0
+
+
 def test_overrides_and_stages_stop_where_they_were_scored(setting: Path, mats: Run) -> None:
     stage = {"objective": "gram", "solver": {"name": "cg", "iterations": 3}}
     method = {"name": "mats", "init": "average", "stages": [stage]}

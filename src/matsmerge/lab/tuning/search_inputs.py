@@ -12,27 +12,45 @@ from matsmerge.lab.tuning.harness_score import HarnessTasks
 from matsmerge.lab.tuning.search_space import SearchSpace
 from matsmerge.lab.tuning.trial_score import ValidationTask, overlaps
 from matsmerge.lab.tuning.tuning_file import TuningOptions
+from matsmerge.tasks.task_file import TaskFile
 from matsmerge.version import __version__
 
 
 def check_overlap(
     prepared: Sequence[PreparedMerge], validation: Sequence[ValidationTask], options: TuningOptions
 ) -> None:
-    """Refuse statistics and data of the very split that is tuned on, unless that is allowed."""
+    """Refuse statistics and data of the very split that is tuned on, unless that is allowed.
+
+    What the split is a part of has its rows, too.
+    """
     if options.allow_overlap:
         return
     problems = []
-    for merge in prepared:
-        for one in merge.evidence:
-            problems += overlaps(one.statistics, one.label, validation)
-        splits = {task.data.split for task in validation} | {"test"}
-        for entry in merge.recipe.models:
-            if entry.data is not None and entry.data.task_file.split in splits:
-                problems.append(
-                    f"{entry.name}: its data is the split '{entry.data.task_file.split}'; use "
-                    "another one, or allow it with --allow-overlap"
-                )
+    for one in {one.label: one for merge in prepared for one in merge.evidence}.values():
+        problems += overlaps(one.statistics, one.label, validation)
+    splits = {task.data.split for task in validation} | {"test"}
+    cut = {_place(task.described): task for task in validation if task.described.splits is not None}
+    for entry in (entry for merge in prepared for entry in merge.recipe.models):
+        if entry.data is None:
+            continue
+        described = entry.data.task_file
+        if described.split in splits:
+            problems.append(
+                f"{entry.name}: its data is the split '{described.split}'; use another one, or "
+                "allow it with --allow-overlap"
+            )
+        elif described.split is None and (task := cut.get(_place(described))) is not None:
+            problems.append(
+                f"{entry.name}: its data is all of {described.data}, of which '{task.data.split}' "
+                f"is a part that '{task.name}' is tuned on; use another split (`split:` beside its "
+                "path), or allow it with --allow-overlap"
+            )
     StatisticsError.raise_all(dict.fromkeys(problems))
+
+
+def _place(task: TaskFile) -> str:
+    """Where a task's data is; what is not a file here is known by its name."""
+    return str(Path(task.data).resolve()) if isinstance(task.data, str) else f"{task.data}"
 
 
 def places_of(

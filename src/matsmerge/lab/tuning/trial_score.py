@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,9 +15,10 @@ from matsmerge.lab.evaluation.task_evaluation import evaluate_task, resolve_head
 from matsmerge.lab.tuning.harness_score import HarnessTasks
 from matsmerge.models.kept_base import KeptBase
 from matsmerge.problems import noted
-from matsmerge.statistics.statistics import Statistics
+from matsmerge.statistics.prepared_collection import ExampleChoice, row_numbers
+from matsmerge.statistics.statistics import Origin, Statistics
 from matsmerge.tasks.loaded_model import LoadedModel, load_model
-from matsmerge.tasks.splits import read_split
+from matsmerge.tasks.splits import read_source, read_split
 from matsmerge.tasks.task_file import TaskFile, read_task_file
 
 
@@ -28,6 +30,11 @@ class ValidationTask:
     described: TaskFile
     data: Data
     metric: str
+
+    @cached_property
+    def source(self) -> Data | None:
+        """All rows of what the data is a part of."""
+        return read_source(self.described, self.data.split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,13 +174,27 @@ def overlaps(statistics: Statistics, label: str, tasks: Sequence[ValidationTask]
     problems = []
     for origin in statistics.header.data:
         for task in tasks:
-            rows = task.data.rows[: statistics.header.num_examples]
-            is_same = origin.fingerprint == fingerprint_rows(rows, task.data.folder)
-            if is_same or origin.split in ("test", task.data.split):
+            if origin.split in ("test", task.data.split) or _is_of(origin, statistics, task):
+                of = "without a split" if origin.split is None else f"split '{origin.split}'"
                 problems.append(
-                    f"{label}: collected from {origin.name}, split '{origin.split}', and "
-                    f"'{task.name}' is tuned on '{task.data.split}'; collect from another split, "
-                    "or allow it with --allow-overlap"
+                    f"{label}: collected from {origin.name}, {of}, and '{task.name}' is tuned on "
+                    f"'{task.data.split}'; collect from another split (`mats collect --task "
+                    "TASK.yaml --split train`), or allow it with --allow-overlap"
                 )
                 break
     return problems
+
+
+def _is_of(origin: Origin, statistics: Statistics, task: ValidationTask) -> bool:
+    """Were statistics collected from a task's data, or from what that is a part of?
+
+    Rows are known by their fingerprint: the first of them, or as many at random.
+    """
+    for data in filter(None, (task.data, task.source)):
+        for shuffle in (False, True):
+            choice = ExampleChoice(statistics.header.num_examples, shuffle)
+            numbers = row_numbers(len(data), choice, statistics.header.options.seed)
+            rows = (data.rows[n] for n in numbers)
+            if origin.fingerprint == fingerprint_rows(rows, data.folder):
+                return True
+    return False
