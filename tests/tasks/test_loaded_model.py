@@ -138,6 +138,15 @@ def test_parameters_made_of_several_tensors_are_noted(
     assert "no tensor of its own was found for 4 parameters" in loaded.notes[0]
 
 
+def test_experts_of_any_width_run(tmp_path: Path) -> None:
+    sizes = SIZES | {"intermediate_size": 30}  # 120 bytes, no multiple of 16
+    config = MixtralConfig(**sizes, vocab_size=24, num_key_value_heads=2, num_local_experts=4)
+    loaded = load_model(save(MixtralForCausalLM(config), tmp_path, make_tokenizer()))
+    logits = loaded.model(torch.arange(6)[None]).logits
+    logits.sum().backward()
+    assert bool(logits.isfinite().all())
+
+
 def test_sharded_and_pickled_weights(tmp_path: Path) -> None:
     folder = make("causal_lm", tmp_path / "a")
     model = LlamaForCausalLM.from_pretrained(folder)

@@ -59,7 +59,10 @@ def init(given: Described, earlier: Replacing, screen: Screen) -> None:
     if not given.models:
         raise RecipeError("no models: a recipe needs at least one")
     if given.data and len(given.data) != len(given.models):
-        raise RecipeError(f"{len(given.data)} times --data for {len(given.models)} models")
+        raise RecipeError(
+            f"{len(given.data)} times --data for {len(given.models)} models; give one for each, in "
+            "the order of the models"
+        )
     # These import torch, for which nobody has to wait before the first question.
     from matsmerge.checkpoints.public_names import split_name
     from matsmerge.files.whole_outputs import put_bytes

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from matsmerge.checkpoints.fused_experts import ExpertPart, pieces_of
 
 _NUM_TRIED = 8  # experts
+_ROW_BYTES = 16  # of grouped products
 
 
 @dataclass(eq=False)
@@ -112,6 +113,17 @@ def find_fused(model: nn.Module) -> Iterator[tuple[str, nn.Module, dict[str, Exp
             is_joint = "0.gate_proj.weight" not in pieces
             if pieces and (is_joint if module.is_transposed else module.is_concatenated):
                 yield name, module, pieces
+
+
+def avoid_grouped_products(model: nn.Module) -> None:
+    """Have a model multiply by one expert after the other where torch's grouped products cannot.
+
+    They need rows of a multiple of 16 bytes, which usual widths have.
+    """
+    parameters = (p for _, experts, _ in find_fused(model) for p in experts.parameters())
+    sizes = (size * p.element_size() for p in parameters if p.ndim == 3 for size in p.shape[1:])
+    if any(num_bytes % _ROW_BYTES for num_bytes in sizes):
+        model.set_experts_implementation("eager")  # type: ignore[operator]
 
 
 def parameter_shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -17,6 +17,7 @@ from matsmerge.data.row_problems import library_errors, refuse
 from matsmerge.errors import DataError
 from matsmerge.files.guarded_files import Content, Count, read_json_as, reading
 from matsmerge.files.mirror import fetch_whole
+from matsmerge.models.experts import avoid_grouped_products
 from matsmerge.optional_import import import_optional
 from matsmerge.problems import listed
 
@@ -163,6 +164,7 @@ def load_pretrained(
                 "is config.json that of another model?"
             )
     refuse(problems)
+    avoid_grouped_products(model)
     return model, notes
 
 

@@ -47,7 +47,9 @@ def _read(task: TaskFile, split: str | None) -> Data:
         raise DataError(f"{name}: has a source for each split, and splits: too; leave out one")
     known: Mapping[str, Any] = source if isinstance(source, Mapping) else task.splits or {}
     if split is None:
-        raise DataError(f"{name}: has the splits {', '.join(known)}; say which one to use")
+        raise DataError(
+            f"{name}: has the splits {', '.join(known)}; say which one to use (--split, `split:`)"
+        )
     if split not in known:
         raise DataError(f"{name}: has no split '{split}', only {', '.join(known)}")
     if isinstance(source, Mapping):
