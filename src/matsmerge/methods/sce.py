@@ -82,9 +82,14 @@ def _variance(deltas: Tensor) -> Tensor:
     return apart.square_().sum(0).div_(len(deltas))
 
 
-def _sum_squares(site: Site) -> NDArray[np.float64]:  # (models,)
-    deltas = stack_deltas(site, site.load_base())
-    return deltas.double().square_().sum(1).numpy()
+def _sum_squares(site: Site) -> list[float]:  # (models,)
+    return _squares(stack_deltas(site, site.load_base()))
+
+
+def _squares(deltas: Tensor) -> list[float]:  # (models,)
+    """Sums of squares, in float64 and in memory that is used again."""
+    row = scratch("row", (deltas.shape[1],), deltas.new_empty(0, dtype=torch.float64))
+    return [float(torch.dot(row.copy_(delta), row)) for delta in deltas]
 
 
 def _find_selected(
@@ -108,7 +113,7 @@ def _find_selected(
             return None
         bracket = kth_largest(num_kept, seen.tally, bracket)
     is_kept = seen.tally.inside >= bracket
-    return bracket, seen.squares_above + seen.squares[:, is_kept].sum(1)
+    return bracket, np.add(seen.squares_above, seen.squares[:, is_kept].sum(1))
 
 
 def _variances(site: Site) -> list[Tensor]:
@@ -122,7 +127,7 @@ class _BracketTally:
     num_varying: int
     tally: Tally
     squares: NDArray[np.float64]  # (models, inside), of all entries with such a variance
-    squares_above: NDArray[np.float64]  # (models,)
+    squares_above: Sequence[float]  # (models,)
 
 
 @dataclass(frozen=True)
@@ -136,7 +141,7 @@ class _Selecting:
         places = np.flatnonzero((variance >= self.bracket.low) ^ above)
         counts = np.ones(len(places), dtype=np.int64)
         inside = deltas[:, torch.from_numpy(places)].double().square_().numpy()
-        sums = deltas.mul_(torch.from_numpy(above)).double().square_().sum(1).numpy()
+        sums = _squares(deltas.mul_(torch.from_numpy(above)))
         tally = Tally(int(np.count_nonzero(above)), variance[places], counts)
         return _count_equal(_BracketTally(int(np.count_nonzero(variance)), tally, inside, sums))
 
@@ -148,7 +153,7 @@ def _add_seen(at_sites: list[_BracketTally]) -> list[_BracketTally]:
         np.concatenate([seen.tally.counts for seen in at_sites]),
     )
     squares = np.concatenate([seen.squares for seen in at_sites], axis=1)
-    above = np.sum([seen.squares_above for seen in at_sites], axis=0)
+    above = np.sum([seen.squares_above for seen in at_sites], axis=0).tolist()
     return [
         _count_equal(_BracketTally(sum(s.num_varying for s in at_sites), tally, squares, above))
     ]

@@ -7,7 +7,6 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -91,9 +90,9 @@ class _Sizes:
     method: ThinnedMethod
     measured: Measured
 
-    def __call__(self, site: Site) -> NDArray[np.float64]:  # (2, models)
+    def __call__(self, site: Site) -> list[list[float]]:  # (2, models)
         _, deltas, own = self.method.load(site)
         before = deltas[:, own].abs().sum(1, dtype=torch.float64)
         self.method.thin_(replace(site, measured=self.measured), deltas, own)
         after = deltas[:, own].abs().sum(1, dtype=torch.float64)
-        return torch.stack([before, after]).numpy()
+        return [before.tolist(), after.tolist()]
