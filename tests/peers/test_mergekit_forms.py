@@ -92,6 +92,8 @@ RECIPES = {
     "{weight: 0.7}}, {model: C, parameters: {weight: 0.1}}], parameters: {normalize_weights: true, eps: 1e-8}}",
     "ramplus": "{merge_method: ramplus_tl, base_model: BASE, models: [{model: A}, {model: B}, {model: C}], "
     "parameters: {epsilon: 1e-5, r: 0.1, alpha: 0.2}}",
+    "weights-of-zero": "{merge_method: della_linear, base_model: BASE, models: [{model: A, parameters: {weight: [{filter: mlp, value: 0.5}, "
+    "{value: 0}]}}, {model: B, parameters: {weight: [0, 0.5]}}], parameters: {normalize: true, density: 1}}",
     "arcee-fusion": "{merge_method: arcee_fusion, base_model: A, models: [{model: A}, {model: B}]}",
     "nearswap": "{merge_method: nearswap, base_model: A, models: [{model: A}, {model: B}], parameters: {t: 0.01}}",
 }  # fmt: skip

@@ -384,3 +384,9 @@ def test_refused_by_name(text: str, message: str) -> None:
     assert any(re.search(message, problem) for problem in error.value.problems), (
         error.value.problems
     )
+
+
+def test_a_list_that_is_none_is_the_only_problem() -> None:
+    with pytest.raises(RecipeError) as error:
+        from_mergekit(yaml.safe_load("{merge_method: linear, models: [a, b]}"))
+    assert len(error.value.problems) == 1

@@ -108,6 +108,8 @@ def test_experts_are_not_merged(tmp_path: Path) -> None:
 def test_mergekits_yaml_without_a_method(tmp_path: Path) -> None:
     models = [{"model": "x", "parameters": {"weight": 1}}]
     with pytest.raises(RecipeError, match="says no merge_method"):
+        read_recipes(write(tmp_path / "r.yaml", {"models": models}))
+    with pytest.raises(RecipeError, match="says no merge_method"):
         read_recipes(write(tmp_path / "r.yaml", {"base_model": "b", "models": models}))
 
 

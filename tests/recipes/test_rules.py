@@ -109,6 +109,23 @@ def test_weights_that_sum_to_zero() -> None:
     with pytest.raises(RecipeError, match="sum to zero"):
         rules(method="average", models=models)
     assert rules(method={"name": "average", "normalize": False}, models=models)
+    rounded = [{"model": name, "weight": w} for name, w in (("a", 0.1), ("b", 0.2), ("c", -0.3))]
+    with pytest.raises(RecipeError, match="sum to zero.*; say normalize: false"):
+        rules(method={"name": "dare_linear", "normalize": True}, models=rounded, base="d")
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [("task_arithmetic", {}), ("dare_linear", {"density": 1.0}), ("breadcrumbs", {})],
+)
+def test_weights_that_are_all_zero(method: str, options: dict[str, Any]) -> None:
+    """In some layers, say: nothing is added to the base there, but an average is none."""
+    a, b, base = ({"0.w": torch.full((3,), v), "1.w": torch.full((3,), v)} for v in (1.0, 3.0, 0.5))
+    weights = {"weights": [[0.0, 1.0], 0.0], "normalize": True}
+    merged = matsmerge.merge([a, b], base, method, **weights, **options)
+    assert [merged[name].tolist() for name in ("0.w", "1.w")] == [[0.5] * 3, [1.0] * 3]
+    with pytest.raises(RecipeError, match="sum to zero"):
+        matsmerge.merge([a, b], method="average", **weights)
 
 
 def test_overrides_in_a_merge() -> None:

@@ -294,7 +294,7 @@ def _differences(
             problems.append(
                 f"{title} has another vocabulary than {against}: embeddings of {a:,} tokens "
                 f"instead of {b:,} ({listed(rows)}); bring them together with --tokenizer union / "
-                "tokenizer: union, or base to keep the base's"
+                "tokenizer: {source: union}, or source: base to keep the base's"
             )
         shapes = [
             f"{n} {list(specs[n].shape)} instead of {list(wanted[n].shape)}"

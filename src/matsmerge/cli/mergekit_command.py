@@ -118,7 +118,7 @@ class Ignored(CommandOptions):
     safe_serialization: bool | None = None
     """Always safetensors."""
 
-    verbose: bool = option(False, flag="-v")
+    verbose: bool = option(False, short="-v")
     """Notes are always shown."""
 
     no_quiet: bool = False

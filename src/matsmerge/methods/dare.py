@@ -39,6 +39,10 @@ class DareLinear(_Dare):
     def divides_by_weights(self) -> bool:
         return self.normalize
 
+    @property
+    def may_add_nothing(self) -> bool:
+        return True
+
     def merge(self, site: Site) -> Tensor:
         base = site.load_base()
         result = base.clone()

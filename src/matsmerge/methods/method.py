@@ -115,6 +115,11 @@ class Method(Options, ABC):
         return False
 
     @property
+    def may_add_nothing(self) -> bool:
+        """Whether it gives the base where it divides by weights that are all zero."""
+        return False
+
+    @property
     def matches_heads(self) -> bool:
         """Whether heads are matched to the merged model unless the recipe says otherwise."""
         return False

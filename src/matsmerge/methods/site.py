@@ -187,4 +187,5 @@ def stack_deltas(site: Site, base: Tensor) -> Tensor:
 
 
 def total_weight(tasks: Sequence[SiteTask]) -> float:
-    return sum(task.weight for task in tasks)
+    """What to divide a weighted sum by; 1 for the sum of nothing."""
+    return sum(task.weight for task in tasks) or 1.0

@@ -25,8 +25,12 @@ class TaskArithmetic(Method):
     def divides_by_weights(self) -> bool:
         return self.normalize
 
+    @property
+    def may_add_nothing(self) -> bool:
+        return True
+
     def coefficients(self, weights: Sequence[float]) -> list[float]:
-        scale = self.scale / sum(weights) if self.normalize else self.scale
+        scale = self.scale / (sum(weights) or 1.0) if self.normalize else self.scale
         return [scale * weight for weight in weights]
 
     def merge(self, site: Site) -> Tensor:

@@ -57,6 +57,10 @@ class ThinnedMethod(Method):
     def divides_by_weights(self) -> bool:
         return self.normalize and not self.elects
 
+    @property
+    def may_add_nothing(self) -> bool:
+        return True
+
     def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         if all(task.density == 1 for task in tasks):
             return {}

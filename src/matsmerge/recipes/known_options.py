@@ -99,13 +99,21 @@ def read_written(path: str | Path) -> list[tuple[str, Mapping[str, Any]]]:
                 "and merges nothing; run it with mergekit-moe, and merge its result here like any "
                 "other model"
             )
-        if data.keys() & _OF_MERGEKIT and not data.keys() & {"merge_method", "method"}:
+        if _is_of_mergekit(data) and not data.keys() & {"merge_method", "method"}:
             raise RecipeError(
                 f"{path}: is mergekit's YAML and says no merge_method, such as ties or slerp"
             )
         several = f"document {data.get('name') or i + 1}: " if len(documents) > 1 else ""
         found.append((f"{path}: {several}", data))
     return found
+
+
+def _is_of_mergekit(data: Mapping[str, Any]) -> bool:
+    """Whether a document has what mergekit's YAML alone has."""
+    models = data.get("models")
+    entries = models if isinstance(models, list) else []
+    has_parameters = any(isinstance(e, Mapping) and "parameters" in e for e in entries)
+    return has_parameters or bool(data.keys() & _OF_MERGEKIT)
 
 
 def check_early(path: str | Path) -> None:

@@ -90,7 +90,7 @@ class _Translation(MergekitReader):
             self.problems.append(f"expected one of {', '.join(_LISTS)}, found {found}")
             return {}
         base = self.read_path(data["base_model"]) if data.get("base_model") else None
-        groups = list(self._groups(given[0], base))
+        groups = [group for group in self._groups(given[0], base) if group.sources]
         settled = []
         for group in groups:
             with noted(self.problems, RecipeError):

@@ -170,10 +170,14 @@ def _make_rule(
         tuple(_shares({**defaults, **_given(own[m])}, depth) for m in chosen),
         tuple(chosen),
     )
-    if method.divides_by_weights and sum(rule.weights) == 0:
+    adds_nothing = method.may_add_nothing and not any(rule.weights)
+    # Rounding leaves a little of weights such as 0.1, 0.2 and -0.3.
+    is_zero = abs(sum(rule.weights)) <= 1e-12 * sum(map(abs, rule.weights))
+    if method.divides_by_weights and is_zero and not adds_nothing:
+        undivided = "; say normalize: false" if "normalize" in type(method).model_fields else ""
         raise RecipeError(
             f"{name}: the models' weights {list(rule.weights)} sum to zero, and "
-            f"{current.method.name} divides by their sum"
+            f"{current.method.name} divides by their sum{undivided}"
         )
     if method.weights_covariances and min(rule.weights) < 0:
         raise RecipeError(
@@ -182,7 +186,10 @@ def _make_rule(
         )
     densities = [shares.density for shares in rule.shares]
     if not all(0 < d <= 1 for d in densities):
-        raise RecipeError(f"{name}: the densities {densities} must be above 0 and at most 1")
+        raise RecipeError(
+            f"{name}: the densities {densities} must be above 0 and at most 1; a model of which "
+            "nothing is to be kept has the weight 0"
+        )
     found = [method.share_problem(shares) for shares in rule.shares]
     RecipeError.raise_all(f"{name}: {problem}" for problem in dict.fromkeys(found) if problem)
     return rule
