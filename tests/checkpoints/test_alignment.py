@@ -54,6 +54,24 @@ def test_dtypes_may_differ_when_the_output_has_one(make_state: Make) -> None:
         matsmerge.merge(models, dtype="float16")
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "widest"),
+    [
+        (torch.bfloat16, torch.float16, torch.float32),
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float16, torch.float16, torch.float16),
+    ],
+)
+def test_the_widest_dtype_holds_the_values_of_all_inputs(
+    make_state: Make, first: torch.dtype, second: torch.dtype, widest: torch.dtype
+) -> None:
+    models = [make_state(1, first), make_state(2, second)]
+    merged = matsmerge.merge(models, dtype="widest")["layers.0.w"]
+    mean = (models[0]["layers.0.w"].double() + models[1]["layers.0.w"].double()) / 2
+    assert torch.equal(merged, mean.to(widest))
+    assert merged.dtype == widest
+
+
 def test_integer_buffers_must_be_equal(make_state: Make) -> None:
     a, b = make_state(1), make_state(2)
     b["position_ids"] = b["position_ids"] + 1

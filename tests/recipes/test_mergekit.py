@@ -386,6 +386,13 @@ def test_refused_by_name(text: str, message: str) -> None:
     )
 
 
+def test_without_a_dtype_the_widest_is_written() -> None:
+    text = "{merge_method: linear, models: [{model: a}], parameters: {weight: 1}DTYPE}"
+    assert translate(text.replace("DTYPE", ""))[0].dtype == "widest"
+    assert translate(text.replace("DTYPE", ", dtype: null, out_dtype: "))[0].dtype == "widest"
+    assert translate(text.replace("DTYPE", ", dtype: float16"))[0].dtype == "float16"
+
+
 def test_a_list_that_is_none_is_the_only_problem() -> None:
     with pytest.raises(RecipeError) as error:
         from_mergekit(yaml.safe_load("{merge_method: linear, models: [a, b]}"))

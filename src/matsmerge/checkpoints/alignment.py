@@ -58,7 +58,7 @@ def align(
     base: Checkpoint | None,
     *,
     heads: Sequence[str] = (),
-    dtype: torch.dtype | None = None,
+    may_mix_dtypes: bool = False,
     may_differ: Callable[[str], bool] = lambda _: False,
     tokenizer_problems: Sequence[str] = (),
     experts_apart: bool = True,
@@ -66,8 +66,7 @@ def align(
 ) -> Alignment:
     """Match tensors over all models and the base.
 
-    `heads` are patterns of parameters each model keeps for itself. With a `dtype` the stored
-    dtypes may differ. `may_differ` says of which integer buffers nobody needs equality.
+    `heads` are patterns of parameters each model keeps for itself. `may_differ` says of which integer buffers nobody needs equality.
     `tokenizer_problems` are reasons not to merge embeddings, said together with the others. Fused
     experts are parameters of their own, unless tensors are wanted as they are stored. `view_rows`
     brings embeddings to one vocabulary.
@@ -115,7 +114,7 @@ def align(
     unused = _unused_buffers(base, tables)
     if unused:
         notes.append(f"buffers of the base that no model has, not used: {listed(unused)}")
-    AlignmentError.raise_all([*_differences(everyone, tables, dtype), *tokenizer_problems])
+    AlignmentError.raise_all([*_differences(everyone, tables, may_mix_dtypes), *tokenizer_problems])
     aligned = {
         name: AlignedModel(name, checkpoint, tables[name], _own_names(own[name], checkpoint))
         for name, checkpoint in everyone.items()
@@ -268,13 +267,13 @@ def _find_heads(
 def _differences(
     everyone: Mapping[str, Checkpoint],
     tables: Mapping[str, Mapping[str, str]],
-    dtype: torch.dtype | None,
+    may_mix_dtypes: bool,
 ) -> list[str]:
     first, *others = tables
     reference = tables[first]
     problems: list[str] = []
     heads_hint = "name what belongs to one task alone with --heads / heads:"
-    dtype_hint = "choose the output's dtype with --dtype / dtype:"
+    dtype_hint = "choose the output's dtype with --dtype / dtype:, such as widest"
     for other in others:
         table = tables[other]
         title, against = _title(other, everyone[other]), _title(first, everyone[first])
@@ -305,7 +304,7 @@ def _differences(
             f"{n} {dtype_name(specs[n].dtype)} instead of {dtype_name(wanted[n].dtype)}"
             for n in both
             if specs[n].dtype != wanted[n].dtype
-            and (dtype is None or not all(s[n].dtype.is_floating_point for s in (specs, wanted)))
+            and not (may_mix_dtypes and all(s[n].dtype.is_floating_point for s in (specs, wanted)))
         ]
         for items, verb, what, advice in (
             (missing, "lacks", f"that {against} has", heads_hint),

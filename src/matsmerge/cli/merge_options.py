@@ -92,8 +92,8 @@ class OutputFiles(CommandOptions):
     panel = "Output"
 
     dtype: str | None = option(metavar="DTYPE")
-    """Dtype of the output: float32, bfloat16, float16, float64, or fp8 as an input is. Default: the
-    inputs', bfloat16 for those in FP8."""
+    """Dtype of the output: float32, bfloat16, float16, float64, fp8 as an input is, or widest, which
+    holds all inputs' values. Default: the inputs', bfloat16 for those in FP8."""
 
     shard_size: str = option("5GB", metavar="SIZE")
     """Largest file to write."""

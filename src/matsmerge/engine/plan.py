@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 
@@ -204,8 +205,9 @@ def make_plan(
         spec = alignment.models[0].spec(name)
         computed: torch.dtype | None = None
         if spec.dtype.is_floating_point:
-            computed = compute_dtype(model.spec(name).dtype for model in alignment.everyone)
-            spec = TensorSpec(dtype or spec.dtype, spec.shape)
+            stored = [model.spec(name).dtype for model in alignment.everyone]
+            computed = compute_dtype(stored)
+            spec = TensorSpec(dtype or reduce(torch.promote_types, stored), spec.shape)
         written_as, lora = output.names.get(name, name), output.layers.get(name)
         place: tuple[int, TensorSpec | None] = 0, None
         if name in fused:

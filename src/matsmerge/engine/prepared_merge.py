@@ -40,7 +40,7 @@ from matsmerge.errors import RecipeError
 from matsmerge.methods.method import Method
 from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.passthrough import Passthrough
-from matsmerge.recipes.recipe import Recipe
+from matsmerge.recipes.recipe import WIDEST, Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
 from matsmerge.tasks.head_record import HeadRecord, record_head
 
@@ -144,7 +144,7 @@ def prepare_merge(
         inputs.models,
         inputs.base,
         heads=[*recipe.heads, *inputs.heads],
-        dtype=dtype,
+        may_mix_dtypes=dtype is not None or recipe.dtype == WIDEST,
         may_differ=lambda name: _taken_from_one(recipe, name),
         tokenizer_problems=tokenizers.problems,
         view_rows=vocabulary.view_rows if vocabulary and not recipe.stack else None,

@@ -30,7 +30,7 @@ from matsmerge.recipes.mergekit_settings import (
     unfiltered,
     weights_on_arc,
 )
-from matsmerge.recipes.recipe import short_names
+from matsmerge.recipes.recipe import WIDEST, short_names
 from matsmerge.recipes.recipe_parts import ModelOverride
 
 _LISTS = ("models", "slices", "modules")
@@ -121,9 +121,8 @@ class _Translation(MergekitReader):
     def _files(self, recipe: dict[str, Any]) -> None:
         """What is written beside the weights, and how these are stored."""
         data = self.data
-        dtype = data.get("out_dtype") or data.get("dtype")
-        if dtype is not None:
-            recipe["dtype"] = str(dtype).removeprefix("torch.")
+        dtype = data.get("out_dtype") or data.get("dtype") or WIDEST
+        recipe["dtype"] = str(dtype).removeprefix("torch.")
         for key in ("name", "chat_template"):
             if data.get(key) is not None:
                 recipe[key] = str(data[key])

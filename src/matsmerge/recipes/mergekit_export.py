@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matsmerge.recipes.mergekit_methods import MERGEKIT_METHODS, find_method, our_name
-from matsmerge.recipes.recipe import FP8, Recipe
+from matsmerge.recipes.recipe import FP8, WIDEST, Recipe
 from matsmerge.recipes.recipe_parts import ModelEntry, Override
 from matsmerge.recipes.stack import BASE, OtherBase
 
@@ -54,7 +54,7 @@ def to_mergekit(recipe: Recipe, rename: Mapping[str, str]) -> dict[str, Any] | N
         found["parameters"] = shared
     for key in ("name", "dtype", "chat_template", "tokenizer"):
         value = recipe.model_dump(mode="json").get(key)
-        if value is not None:
+        if value not in (None, WIDEST):  # which is its default
             found[key] = value
     return found
 

@@ -26,7 +26,8 @@ from matsmerge.recipes.stack import Layers, Patterns, Stack, as_stacks
 from matsmerge.recipes.tokenizer_spec import TokenizerSpec, as_tokenizer_spec
 
 FP8: Literal["fp8"] = "fp8"
-DtypeName = Literal["float64", "float32", "bfloat16", "float16", "fp8"]
+WIDEST: Literal["widest"] = "widest"
+DtypeName = Literal["float64", "float32", "bfloat16", "float16", "fp8", "widest"]
 DeviceName = Annotated[str, Field(pattern=r"^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$")]
 
 
@@ -80,7 +81,8 @@ class Recipe(BaseModel, extra="forbid", frozen=True):
     dtype: DtypeName | None = Field(
         None,
         description="dtype of the output; by default that of the inputs, bfloat16 for those in "
-        "FP8; fp8 writes what the base or a model has in FP8 in the same form",
+        "FP8; fp8 writes what the base or a model has in FP8 in the same form; widest is one that holds "
+        "the values of all inputs, whose dtypes may differ",
     )
     device: DeviceName | None = Field(
         None,
@@ -149,8 +151,10 @@ class Recipe(BaseModel, extra="forbid", frozen=True):
     @model_validator(mode="after")
     def _makes_sense(self) -> "Recipe":
         problems = [*self._duplicate_models(), *self._data_problems()]
-        if self.dtype == FP8 and self.output == "adapter":
-            problems.append("dtype: fp8 is for full models; choose another one for adapters")
+        if self.dtype in (FP8, WIDEST) and self.output == "adapter":
+            problems.append(
+                f"dtype: {self.dtype} is for full models; choose another one for adapters"
+            )
         if self.tokenizer is not None and self.ignore_tokenizers:
             problems.append("tokenizer and ignore_tokenizers exclude each other; leave out either")
         for where, spec in self.method_specs():
@@ -172,8 +176,8 @@ class Recipe(BaseModel, extra="forbid", frozen=True):
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        """The dtype of the output, if it is said; with fp8 it is that of each parameter."""
-        return None if self.dtype in (None, FP8) else getattr(torch, str(self.dtype))
+        """The dtype of the output, if it is one for all parameters."""
+        return None if self.dtype in (None, FP8, WIDEST) else getattr(torch, str(self.dtype))
 
     @property
     def published(self) -> dict[str, Any]:
