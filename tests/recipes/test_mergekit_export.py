@@ -35,6 +35,12 @@ UNSAID = [
     "{models: [{model: a, statistics: s}, b], method: average}",
     "{models: [a, b], method: average, ignore_tokenizers: true}",
     "{models: [a, b], method: average, overrides: [{layers: [0, 2], method: {normalize: false}}]}",
+    # Before and after all layers mergekit has what the first and the last slice say.
+    "{models: [a, b], method: average, stack: [{a: [0, 4]}], overrides: [{layers: [0, 4], method: {normalize: false}}]}",
+    "{models: [a, b], method: average, stack: [{a: [0, 2]}, {b: [2, 4]}], overrides: [{layers: after, method: {normalize: false}}]}",
+    "{models: [a, b], method: average, stack: [{a: [0, 2]}, {b: [2, 4]}], overrides: [{layers: [1, 3], models: {a: {weight: 2}}}]}",
+    # Over all layers, where it would go over each slice.
+    "{models: [{model: a, weight: [0, 1]}, b], method: average, stack: [{a: [0, 2]}, {b: [2, 4]}]}",
     "{models: [a, b], method: average, overrides: [{match: ['*a*', '*b*'], models: {a: {weight: 2}}}]}",
     "{models: [a, b], method: average, overrides: [{match: '*a?*', models: {a: {weight: 2}}}]}",
     "{models: [a, b], base: c, method: task_arithmetic, overrides: [{match: '*a*', method: ties}]}",
@@ -102,6 +108,50 @@ def test_stacks() -> None:
     for i in range(3):
         (ours,), (again,) = recipe.stack, back.stack
         assert (ours.starts_at(i), ours.base_at(i)) == (again.starts_at(i), again.base_at(i))
+
+
+SLICES = {
+    "evolved": """
+        base_model: c
+        merge_method: ties
+        parameters: {normalize: 1.0, lambda: [{filter: embed, value: 0.3}, {value: 1.2}]}
+        slices:
+          - sources:
+              - {model: a, layer_range: [0, 2], parameters: {weight: [{filter: mlp, value: [0, 1]}, {value: 2}]}}
+              - {model: b, layer_range: [0, 2], parameters: {weight: 0.1, density: [0.4, 0.9]}}
+              - {model: c, layer_range: [0, 2]}
+            parameters: {lambda: 0.7, normalize: false}
+          - sources:
+              - {model: a, layer_range: [2, 4], parameters: {weight: 0.3, density: 0.25}}
+              - {model: c, layer_range: [2, 4]}
+    """,
+    "t": """
+        base_model: a
+        merge_method: slerp
+        parameters: {t: [{filter: mlp, value: [1, 0, 0.5]}, {value: 0.3}]}
+        slices:
+          - sources: [{model: a, layer_range: [0, 3]}, {model: b, layer_range: [0, 3]}]
+          - sources: [{model: a, layer_range: [2, 3]}, {model: b, layer_range: [3, 4]}]
+            parameters: {t: 0.9}
+    """,
+    "scales": """
+        merge_method: passthrough
+        slices:
+          - sources: [{model: a, layer_range: [0, 3]}]
+          - sources: [{model: a, layer_range: [2, 3], parameters: {scale: [{filter: mlp, value: 0}, {value: 1}]}}]
+    """,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_with_parameters_of_their_own(name: str) -> None:
+    data, _ = from_mergekit(yaml.safe_load(SLICES[name]))
+    theirs = to_mergekit(make_recipe(data), {})
+    assert theirs is not None
+    back, notes = from_mergekit(yaml.safe_load(yaml.safe_dump(theirs)))
+    assert not notes
+    assert rules_of(back) == rules_of(data)
+    assert make_recipe(back).stack == make_recipe(data).stack
 
 
 @pytest.mark.parametrize("text", UNSAID)

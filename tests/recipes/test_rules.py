@@ -121,7 +121,7 @@ def test_weights_that_sum_to_zero() -> None:
 def test_weights_that_are_all_zero(method: str, options: dict[str, Any]) -> None:
     """In some layers, say: nothing is added to the base there, but an average is none."""
     a, b, base = ({"0.w": torch.full((3,), v), "1.w": torch.full((3,), v)} for v in (1.0, 3.0, 0.5))
-    weights = {"weights": [[0.0, 1.0], 0.0], "normalize": True}
+    weights: dict[str, Any] = {"weights": [[0.0, 1.0], 0.0], "normalize": True}
     merged = matsmerge.merge([a, b], base, method, **weights, **options)
     assert [merged[name].tolist() for name in ("0.w", "1.w")] == [[0.5] * 3, [1.0] * 3]
     with pytest.raises(RecipeError, match="sum to zero"):

@@ -66,10 +66,10 @@ def align(
 ) -> Alignment:
     """Match tensors over all models and the base.
 
-    `heads` are patterns of parameters each model keeps for itself. `may_differ` says of which integer buffers nobody needs equality.
-    `tokenizer_problems` are reasons not to merge embeddings, said together with the others. Fused
-    experts are parameters of their own, unless tensors are wanted as they are stored. `view_rows`
-    brings embeddings to one vocabulary.
+    `heads` are patterns of parameters each model keeps for itself. `may_differ` says of which
+    integer buffers nobody needs equality. `tokenizer_problems` are reasons not to merge embeddings,
+    said together with the others. Fused experts are parameters of their own, unless tensors are
+    wanted as they are stored. `view_rows` brings embeddings to one vocabulary.
     """
     if experts_apart:
         models = {name: separate_experts(model) for name, model in models.items()}

@@ -92,7 +92,7 @@ class OutputFiles(CommandOptions):
     panel = "Output"
 
     dtype: str | None = option(metavar="DTYPE")
-    """Dtype of the output: float32, bfloat16, float16, float64, fp8 as an input is, or widest, which
+    """Dtype of the output: float32, bfloat16, float16, float64, fp8 as an input is, or widest, that
     holds all inputs' values. Default: the inputs', bfloat16 for those in FP8."""
 
     shard_size: str = option("5GB", metavar="SIZE")

@@ -81,8 +81,8 @@ class Recipe(BaseModel, extra="forbid", frozen=True):
     dtype: DtypeName | None = Field(
         None,
         description="dtype of the output; by default that of the inputs, bfloat16 for those in "
-        "FP8; fp8 writes what the base or a model has in FP8 in the same form; widest is one that holds "
-        "the values of all inputs, whose dtypes may differ",
+        "FP8; fp8 writes what the base or a model has in FP8 in the same form; widest is one that "
+        "holds the values of all inputs, whose dtypes may differ",
     )
     device: DeviceName | None = Field(
         None,
