@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -57,6 +58,27 @@ def test_results_are_used_by_later_ones(recipe: Callable[[str], Path], tmp_path:
     torch.testing.assert_close(merged["layers.1.w"], expected.float())
     assert merged.report["recipe"]["models"][0]["model"] == "second"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["A", "B", "C", "out", "recipe.yaml"]
+
+
+def test_what_is_published_names_the_models_that_all_began_with(
+    recipe: Callable[[str], Path], tmp_path: Path
+) -> None:
+    unused = "---\nname: third\nmodels: [C]\nmethod: average\n"
+    planned = matsmerge.plan(recipe(SERIES + unused))
+    planned.merge(tmp_path / "out", intermediates=tmp_path / "kept")
+
+    def published(folder: Path) -> tuple[list[str], list[str | None]]:
+        card = (folder / "README.md").read_text()
+        assert str(tmp_path) not in card
+        documents = yaml.safe_load_all((folder / "mergekit_config.yml").read_text())
+        names = [document.get("name") for document in documents]
+        return yaml.safe_load(card.split("---\n")[1])["base_model"], names
+
+    assert published(tmp_path / "out") == (["A", "B"], ["first", "second", None])
+    assert published(tmp_path / "kept/second") == (["B", "A"], ["first", "second"])
+    assert published(tmp_path / "kept/third") == (["C"], ["third"])
+    recipes, _ = read_recipes(tmp_path / "out/mergekit_config.yml")
+    assert [one.name for one in recipes] == ["first", "second", None]
 
 
 def test_results_are_kept_and_used_again(

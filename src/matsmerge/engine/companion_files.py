@@ -34,7 +34,7 @@ def write_companions(
     title = name if iteration is FINAL else f"{name}, iteration {iteration}"
     card = make_model_card(prepared, title, *loader_of(folder))
     (folder / "README.md").write_text(card, encoding="utf-8")
-    config_for_mergekit = make_mergekit_config(prepared.recipe)
+    config_for_mergekit = make_mergekit_config(prepared.recipe, prepared.earlier)
     if config_for_mergekit is not None and config is None:
         (folder / "mergekit_config.yml").write_text(config_for_mergekit, encoding="utf-8")
 

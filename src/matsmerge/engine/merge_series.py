@@ -56,13 +56,23 @@ def merge_series(
     made: dict[str, Path] = {}
     for recipe in recipes[:-1]:
         place = made[str(recipe.name)] = folder / str(recipe.name)
-        prepared = prepare_merge(recipe, _sources(recipe, made))
+        prepared = _prepare(recipe, made, recipes)
         if not _is_made(prepared, place):
             overwrite = options.overwrite or kept is None
             merge_to_folder(prepared, place, replace(options, overwrite=overwrite, trace=None))
-    merge_to_folder(prepare_merge(recipes[-1], _sources(recipes[-1], made)), target, options)
+    merge_to_folder(_prepare(recipes[-1], made, recipes), target, options)
     if kept is None:
         shutil.rmtree(folder)
+
+
+def _prepare(recipe: Recipe, made: Mapping[str, Path], recipes: Sequence[Recipe]) -> PreparedMerge:
+    """A merge that knows the recipes of the results it uses, and of those these use."""
+    used: set[str | None] = {recipe.name}
+    for one in reversed(recipes):  # each comes after those it uses
+        if one.name in used:
+            used |= set(uses_of(one, list(made)))
+    earlier = tuple(one for one in recipes if one.name in used - {recipe.name})
+    return replace(prepare_merge(recipe, _sources(recipe, made)), earlier=earlier)
 
 
 def _is_made(prepared: PreparedMerge, folder: Path) -> bool:

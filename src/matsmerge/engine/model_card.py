@@ -87,7 +87,8 @@ def make_model_card(
             dict.fromkeys(
                 part
                 for source in [*([_hub_name(base)] if base else []), *sources]
-                for part in source.split("+")  # a model and an adapter on it
+                for own in _made_of(source, prepared.earlier)
+                for part in own.split("+")  # a model and an adapter on it
             )
         )
         if adapted is None
@@ -109,7 +110,8 @@ def make_model_card(
         if library
         else ""
     )
-    code = yaml.safe_dump(recipe.published, sort_keys=False)
+    documents = [one.published for one in (*prepared.earlier, recipe)]
+    code = yaml.safe_dump_all(documents, sort_keys=False)
     return (
         f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n# {escape(recipe.name or title)}\n"
         "\n"
@@ -137,11 +139,28 @@ def _usage(place: str, tasks: Sequence[str], library: str, loader: str | None) -
     )
 
 
-def make_mergekit_config(recipe: Recipe) -> str | None:
-    """The recipe as mergekit's YAML, with names in place of paths; None if it cannot be said."""
-    names = [entry.model for entry in recipe.models] + ([recipe.base] if recipe.base else [])
-    config = to_mergekit(recipe, {name: public_name(name) for name in names})
-    return None if config is None else yaml.safe_dump(config, sort_keys=False)
+def _made_of(source: str, earlier: Sequence[Recipe]) -> list[str]:
+    """What a model that is the result of an earlier merge was made of, or the model itself."""
+    name, plus, adapter = source.partition("+")
+    for recipe in earlier:
+        if recipe.name == name:
+            base = [_hub_name(recipe.base)] if recipe.base else []
+            given = [*base, *map(_shown_name, recipe.models)]
+            own = [part for one in given for part in _made_of(one, earlier)]
+            return [*own, *([adapter] if plus else [])]
+    return [source]
+
+
+def make_mergekit_config(recipe: Recipe, earlier: Sequence[Recipe] = ()) -> str | None:
+    """The recipe as mergekit's YAML, with names in place of paths; None if it cannot be said.
+
+    After those of earlier merges whose results it uses, if there are any.
+    """
+    configs = []
+    for one in (*earlier, recipe):
+        names = [entry.model for entry in one.models] + ([one.base] if one.base else [])
+        configs.append(to_mergekit(one, {name: public_name(name) for name in names}))
+    return None if None in configs else yaml.safe_dump_all(configs, sort_keys=False)
 
 
 def _shown_name(entry: ModelEntry) -> str:

@@ -67,6 +67,7 @@ class PreparedMerge:
     chat_template: Any = None  # to write, where it is not that of the companions
     config_changes: Mapping[str, Any] = field(default_factory=dict)  # of config.json
     vocabulary: MergedVocabulary | None = None  # that embeddings are brought to, where it was asked
+    earlier: tuple[Recipe, ...] = ()  # of models that are results of others
 
     @property
     def models(self) -> dict[int | None, str]:
