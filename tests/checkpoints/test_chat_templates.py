@@ -36,6 +36,12 @@ def test_what_they_write(name: str) -> None:
     assert found == EXPECTED[name]
 
 
+def test_exaone_begins_with_a_system_message() -> None:
+    template = jinja2.Environment(trim_blocks=True).from_string(CHAT_TEMPLATES["exaone"])
+    found = template.render(messages=TALK[1:2])
+    assert found == "[|system|][|endofturn|]\n[|user|]U\n"
+
+
 def folder_with(path: Path, template: str | None) -> Path:
     path.mkdir()
     config = {"chat_template": template} if template else {}

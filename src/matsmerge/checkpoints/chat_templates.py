@@ -42,7 +42,8 @@ CHAT_TEMPLATES = {
         "### Response:\n",
     ),
     "exaone": _turns(
-        "[|{{ message['role'] }}|]{{ message['content'] }}"
+        "{% if loop.first and message['role'] != 'system' %}[|system|][|endofturn|]{{ '\n' }}"
+        "{% endif %}[|{{ message['role'] }}|]{{ message['content'] }}"
         "{% if message['role'] != 'user' %}[|endofturn|]{% endif %}{{ '\n' }}",
         "[|assistant|]",
     ),
