@@ -111,6 +111,12 @@ def test_damage(name: str, content: str | bytes, message: str, tmp_path: Path) -
     assert str(path) in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["data/typo.jsonl", "data/typo.CSV.gz", "data/typo.parquet"])
+def test_what_is_named_as_a_file_is_not_looked_for_on_the_hub(name: str) -> None:
+    with pytest.raises(DataError, match=f"^{name}: no such file or folder"):
+        read_data(name)
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such file or folder.*owner/name"):
         read_data(tmp_path / "none.jsonl")

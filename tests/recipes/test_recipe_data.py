@@ -92,7 +92,6 @@ def test_trajectories_of_what_does_not_iterate(method: Any, message: str) -> Non
         (Path("a.jsonl"), {"path": "a.jsonl"}),
         ({"path": Path("a"), "seed": 1}, {"path": "a", "seed": 1}),
         ({"path": "a"}, {"path": "a"}),
-        (3, 3),
         (None, None),
     ],
 )
@@ -110,7 +109,8 @@ def test_a_path_alone_is_data(given: Any, expected: Any) -> None:
         ({"path": "a", "seed": -1}, "seed"),
         ({"path": "a", "shufle": True}, "unknown key 'shufle'; did you mean 'shuffle'"),
         ({"num_examples": 3}, "path: is required"),
-        (3, "models.0.data"),
+        (3, "models.0.data: expected the path of data, or a mapping with `path`, found int"),
+        ([{"text": "a"}], "models.0.data: expected the path of data, .* found list"),
     ],
 )
 def test_what_is_wrong_with_data(data: Any, message: str) -> None:

@@ -50,10 +50,11 @@ def test_missing_columns(folder: Path, tmp_path: Path) -> None:
     first, second = caught.value.problems
     assert first == (
         f"{data.name}: has no column 'text' for the task sequence_classification; did you mean "
-        "'txt'? Its columns are txt, gold; say which one it is with --columns text=txt"
+        "'txt'? Its columns are txt, gold; say which one it is with `columns: {text: txt}` in a task "
+        "file or beside `path` in a recipe, or with --columns of mats collect"
     )
     assert "no column 'label'" in second
-    assert "--columns label=..." in second
+    assert "`columns: {label: ...}`" in second
     with pytest.raises(DataError, match="no column 'lable'; did you mean 'label'"):
         encode_all(task(folder), data, {"lable": "gold"})
     with pytest.raises(DataError, match="no column 'pair'"):

@@ -82,7 +82,7 @@ def read_data(source: str | Path, *, split: str | None = None) -> Data:
         data = _read_folder(name, path, split)
     elif is_there:
         raise DataError(f"{name}: is no regular file; save the data to a file first")
-    elif hub := _HUB_NAME.fullmatch(name):
+    elif (hub := _HUB_NAME.fullmatch(name)) and not _is_named_as_file(path):
         columns, rows = load_hub_dataset(hub["name"], hub["config"], hub["revision"], split)
         data = Data(name, columns, rows, hub_cache())
     else:
@@ -107,18 +107,28 @@ def fingerprint_rows(rows: Iterable[Mapping[str, Any]], folder: Path | None = No
     return digest.hexdigest()
 
 
+def _is_named_as_file(path: Path) -> bool:
+    return _kind_of_file(path) in (*TEXT_FORMATS, ".parquet")
+
+
+def _kind_of_file(path: Path) -> str:
+    """Its suffix, that of a gzipped text without `.gz`; empty if it has none."""
+    name = path.name.lower()
+    kind = Path(name.removesuffix(".gz")).suffix
+    return "" if kind == ".parquet" and name.endswith(".gz") else kind
+
+
 def _read_file(name: str, path: Path, split: str | None) -> Data:
     if split is not None:
         raise DataError(f"{name}: is a single file, which has no split '{split}'")
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    if suffixes[-1:] == [".parquet"]:
+    kind = _kind_of_file(path)
+    if kind == ".parquet":
         columns, rows = read_parquet(path)
         return Data(name, columns, rows, path.parent)
-    kind = (suffixes[:-1] if suffixes[-1:] == [".gz"] else suffixes)[-1:]
-    if not kind or kind[0] not in TEXT_FORMATS:
+    if kind not in TEXT_FORMATS:
         expected = ", ".join([*TEXT_FORMATS, ".parquet"])
         raise DataError(f"{name}: expected a file ending in {expected} (text also with .gz)")
-    read = TEXT_FORMATS[kind[0]](path)
+    read = TEXT_FORMATS[kind](path)
     columns = list(dict.fromkeys(column for row in read for column in row))
     return Data(name, columns, read, path.parent)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from pydantic import Field, model_serializer
@@ -66,4 +67,8 @@ def as_model_data(value: Any) -> Any:
         return {"path": str(value)}
     if isinstance(value, Mapping) and isinstance(value.get("path"), Path):
         return {**value, "path": str(value["path"])}
+    if not isinstance(value, (Mapping, ModelData, NoneType)):
+        raise ValueError(
+            f"expected the path of data, or a mapping with `path`, found {type(value).__name__}"
+        )
     return value
