@@ -2,7 +2,7 @@
 
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -88,25 +88,27 @@ def _choose(
     inner = ordered[:, 1:-1]
     inner[:] = magnitudes
     inner.sort(axis=1)
-    first = np.repeat(np.arange(num_rows, dtype=np.int64) * (length + 2), length)[own]
-    bound = ordered.reshape(-1).take(first + _bounds(task.shares, length).take(draws))
-    values = magnitudes.reshape(-1)[own]
-    kept: NDArray[np.bool_] = (values > bound) | ((values == bound) & (draws & 1 == 1))
+    low, bounds = _bounds(task.shares, length)
+    kept = draws < low
+    places = ((draws < len(bounds)) ^ kept).nonzero()[0]
+    numbers, at = draws.take(places), places + own.start
+    values = magnitudes.reshape(-1).take(at)
+    bound = ordered.reshape(-1).take(at // length * (length + 2) + bounds.take(numbers))
+    kept[places] = (values > bound) | ((values == bound) & (numbers & 1 == 1))
     return kept
 
 
 @lru_cache(8)
-def _bounds(shares: Shares, length: int) -> NDArray[np.int64]:
-    """For each random number, where in a row is what has to be exceeded.
+def _bounds(shares: Shares, length: int) -> tuple[int, NDArray[np.unsignedinteger[Any]]]:
+    """The first number that is a rank, and for each number where in a row is what to exceed.
 
     The row is in order, between something that all entries exceed and something that none does.
     """
     low = round((shares.density - shares.epsilon) * LEVELS)
     high = max(low + 1, round((shares.density + shares.epsilon) * LEVELS))
-    numbers = np.arange(low, min(high, LEVELS))
+    numbers = np.arange(min(high, LEVELS))
     rank = (numbers - low) * (length - 1) // (high - low)
     may_equal = (numbers & 1 == 1) & (rank < length - 1)
-    bounds = np.full(LEVELS, length + 1)
-    bounds[:low] = 0
-    bounds[low:high] = 1 + rank + may_equal
-    return bounds
+    bounds = np.where(numbers < low, 0, 1 + rank + may_equal)
+    # As narrow as can be: what is looked up at random then stays in the processor's cache.
+    return low, bounds.astype(np.min_scalar_type(length + 1))
