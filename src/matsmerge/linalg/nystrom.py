@@ -36,6 +36,8 @@ from matsmerge.linalg.truncated import Truncated, truncate
 SEED = 0
 _COLUMNS = 2  # of a sketch, for each direction that is kept of it
 _ENOUGH_COLUMNS = 128  # beyond which there are no more than directions
+# Of BᵀB, from which columns are orthonormal to ten digits without a singular value decomposition.
+_MOST_CONDITION = 1e6
 
 
 def is_smaller(dim: int, rank: int) -> bool:
@@ -94,9 +96,19 @@ def factor(sketch: Tensor) -> Tensor:  # (d, k) -> (d, k)
         failed = bool(info)
         shift = 4 * shift if failed else shift
     b = torch.linalg.solve_triangular(lower, y_shifted.mT, upper=False).mT
-    vectors, lengths, _ = torch.linalg.svd(b, full_matrices=False)
-    columns: Tensor = vectors * (lengths.square() - shift).clamp(min=0).sqrt()
-    return columns
+    columns, squares = _turned(b)
+    return columns.mul_(((squares - shift) / squares).clamp(min=0).sqrt())
+
+
+def _turned(b: Tensor) -> tuple[Tensor, Tensor]:  # (d, k) -> (d, k), (k,)
+    """The same B Bᵀ by orthogonal columns, the longest first, and their squared lengths.
+
+    B Z with BᵀB = Z Λ Zᵀ, which takes a tenth of the time of singular values. Of columns that are
+    far shorter than the longest, angles lose as many digits as their squares have fewer.
+    """
+    values, z = torch.linalg.eigh(b.mT @ b)
+    least = torch.finfo(b.dtype).tiny  # what is 0 may come out a little below
+    return b @ z.flip(1), values.flip(0).clamp(min=least)
 
 
 def leading_of_sketch(sketch: Tensor, trace: float, rank: int) -> Tensor:  # (d, k) -> (d, r)
@@ -121,15 +133,18 @@ def leading_of_moment(moment: Tensor, rank: int) -> Tensor:  # (d, d) -> (d, r)
 
 def leading_of_sum(factors: Sequence[Tensor]) -> Tensor:  # (d, r) each -> (d, r)
     """B of the leading directions of a sum of B Bᵀ, as many as each of them has."""
-    vectors, lengths, _ = torch.linalg.svd(torch.cat(list(factors), 1), full_matrices=False)
-    found: Tensor = vectors * lengths
+    found = _turned(torch.cat(list(factors), 1))[0]
     return found[:, : factors[0].shape[1]]
 
 
 def truncate_factor(b: Tensor, trace: float) -> Truncated:  # (d, r)
     """The directions of B with their values, and what is left of the trace."""
-    vectors, lengths, _ = torch.linalg.svd(b.double(), full_matrices=False)
-    values = lengths.square()
+    columns, values = _turned(b.double())
+    if len(values) and float(values[-1]) * _MOST_CONDITION > float(values[0]):
+        vectors = columns.div_(values.sqrt())
+    else:
+        vectors, lengths, _ = torch.linalg.svd(b.double(), full_matrices=False)
+        values = lengths.square()
     held = float(values.sum())
     if held > trace:  # by the rounding of B
         values *= trace / held
