@@ -1,5 +1,7 @@
 """Sketches against the matrices they are of, in float64."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -110,6 +112,19 @@ def test_values_that_a_sketch_underestimates_are_put_right(power: float) -> None
     assert float(kept.values.sum()) == pytest.approx(held, rel=0.12)
     as_it_is = Truncated(kept.vectors, low, (trace - float(low.sum())) / (dim - rank))
     assert (kept.dense() - matrix).norm() < (as_it_is.dense() - matrix).norm()
+
+
+@pytest.mark.parametrize("smallest", [1e-1, 1e-9])
+def test_directions_are_orthonormal_however_short_some_columns_are(smallest: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q = torch.linalg.qr(torch.randn(DIM, NUM, generator=generator).double()).Q
+    turn = torch.linalg.qr(torch.randn(NUM, NUM, generator=generator).double()).Q
+    b = (q * torch.logspace(0, math.log10(smallest), NUM, dtype=torch.float64)) @ turn
+    kept = truncate_factor(b, 2 * float(b.square().sum()))
+    ones = torch.eye(NUM, dtype=torch.float64)
+    torch.testing.assert_close(kept.vectors.mT @ kept.vectors, ones, rtol=0, atol=1e-12)
+    found = (kept.vectors * kept.values) @ kept.vectors.mT
+    torch.testing.assert_close(found, b @ b.mT, rtol=0, atol=1e-13)
 
 
 def test_leading_directions_of_sums() -> None:

@@ -21,6 +21,8 @@ from matsmerge.linalg.nystrom import (
 )
 from matsmerge.statistics.kinds.statistic import RunningSum, StoredTensor, check_parts
 
+_SQUARED_ROWS = 32  # at once
+
 
 class SketchSum(RunningSum):
     """Sums over rows z of z (zᵀ Ω), of z * z and, if wanted, of z.
@@ -39,26 +41,16 @@ class SketchSum(RunningSum):
     def add(self, rows: Tensor, keep: Tensor | None = None) -> None:  # (rows, d)
         if self._total.device != rows.device:
             self._total = self._total.to(rows.device)
-        num_rows = len(rows) if keep is None else len(keep)
-        if 4 * num_rows < 3 * len(rows):  # few rows are copied, much padding is not multiplied
-            rows, keep = rows[keep], None
-        z = rows.to(self._dtype)
+        real = rows if keep is None else torch.index_select(rows, 0, keep)
+        z = real.to(self._dtype)
         weight, constant = _weights(self._dim, self._num, self._keeps_mean, z.dtype, z.device)
         products = F.linear(z, weight, constant)  # (rows, k)
-        is_real = z.new_ones(len(z))
-        if keep is not None:
-            is_real = z.new_zeros(len(z)).index_fill_(0, keep, 1)
-            padding = (is_real == 0).nonzero()[:, 0]
-            if not bool(products[padding].isfinite().all()):  # zero times it would not be zero
-                self.add(rows[keep])
-                return
-            products[padding] = 0
         self._total[:-1, : self._dim] += products.mT @ z
-        self._total[-1, : self._dim] += is_real @ z.square()
+        self._total[-1, : self._dim] += _sum_of_squares(z)
         if self._keeps_mean:
             self._total[:-1, -1] += products.sum(0)
-            self._total[-1, -1] += num_rows
-        self.num_rows += num_rows
+            self._total[-1, -1] += len(z)
+        self.num_rows += len(z)
 
     def parts(self) -> dict[str, Tensor]:
         return {"sketch": self._total}
@@ -75,6 +67,14 @@ class SketchSum(RunningSum):
         if self._keeps_mean:
             found.append((self._total[self._num, : self._dim], "full"))
         return found
+
+
+def _sum_of_squares(z: Tensor) -> Tensor:  # (rows, d) -> (d,)
+    """Over the rows, some at a time: squares of all would take memory as large as the input."""
+    sums = z.new_zeros(_SQUARED_ROWS, z.shape[1])
+    for some in z.split(_SQUARED_ROWS):
+        sums[: len(some)].addcmul_(some, some)
+    return sums.sum(0)
 
 
 @lru_cache(maxsize=64)
