@@ -33,11 +33,12 @@ def quantize(values: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor]:
 
 def dense(quantized: Tensor, scales: Tensor, rows: int, columns: int) -> Tensor:
     """Element by element."""
-    result = torch.empty(quantized.shape, dtype=torch.float64)
-    for i in range(quantized.shape[0]):
-        for j in range(quantized.shape[1]):
-            result[i, j] = float(quantized[i, j]) * float(scales[i // rows, j // columns])
-    return result
+    factors = scales.double().tolist()
+    found = [
+        [value * factors[i // rows][j // columns] for j, value in enumerate(row)]
+        for i, row in enumerate(quantized.double().tolist())
+    ]
+    return torch.tensor(found, dtype=torch.float64)
 
 
 def save(folder: Path, state: dict[str, Tensor], quantization: dict[str, Any]) -> Path:
