@@ -1,10 +1,11 @@
 """Small models made on the fly; nothing is downloaded."""
 
+import gc
 import os
 import random
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,17 @@ SLOWEST = (
     "test_site_in_browser.py",
     "integration/test_s3.py",
 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported stays: it takes time to look for garbage in it, now and in every test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 def test_the_script_is_shown(mats: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    monkeypatch.setattr(commands, "_made", commands._made.__wrapped__)  # which is where it is read
     code, out, err = mats("--show-completion", "bash")
     assert code == 0, err
     assert "_MATS_COMPLETE=complete_bash" in out
@@ -42,13 +43,12 @@ def test_a_shell_that_asks(typed: str, found: str, monkeypatch: pytest.MonkeyPat
 
 def test_only_the_command_that_is_typed_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    make_app = commands.make_app
 
-    def make(*names: str) -> typer.Typer:
+    def make(*names: str) -> object:
         asked.extend(names)
-        return make_app()
+        return typer.main.get_command(commands.make_app())
 
-    monkeypatch.setattr(commands, "make_app", make)
+    monkeypatch.setattr(commands, "_made", make)
     for name in ("COMP_WORDS", "_TYPER_COMPLETE_ARGS"):  # bash; zsh and fish
         monkeypatch.setenv("_MATS_COMPLETE", "complete_bash")
         monkeypatch.setenv("COMP_WORDS", "")

@@ -3,6 +3,7 @@
 import importlib
 import os
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -171,7 +172,7 @@ def call(arguments: Sequence[str]) -> int:
     if not is_completing:
         _check_recipe(arguments)
     loaded = _typed_words()[1:2] if is_completing else arguments[:1]
-    command: Any = typer.main.get_command(make_app(*loaded))
+    command = _made(*(name for name in loaded if name in COMMANDS))
     try:
         if is_completing:
             command._main_shell_completion({}, "mats")
@@ -184,6 +185,12 @@ def call(arguments: Sequence[str]) -> int:
     except typer.Abort as abort:
         raise KeyboardInterrupt from abort
     return 0
+
+
+@cache
+def _made(*loaded: str) -> Any:
+    """What typer makes of all commands, once: options and their checks take longer than they run."""
+    return typer.main.get_command(make_app(*loaded))
 
 
 def _typed_words() -> list[str]:
