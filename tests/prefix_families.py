@@ -85,7 +85,7 @@ KINDS = {
                 num_labels=3,
             )
         ),
-        [pictures(0, 32), pictures(1, 32)],
+        [pictures(0, 16), pictures(1, 16)],
         [("resnet.embedder.",), ("resnet.encoder.stages.0.",), ("resnet.encoder.stages.1.",),
          ("classifier.",)],
     ),

@@ -95,7 +95,10 @@ def residuals(members: Family, found: State) -> dict[str, tuple[float, float]]:
     return result
 
 
-@pytest.mark.parametrize(("name", "num_norms"), [("bert", 5), ("llama", 5), ("t5", 12)])
+@pytest.mark.parametrize(
+    ("name", "num_norms"),
+    [("bert", 5), ("llama", 5), pytest.param("t5", 12, marks=pytest.mark.long)],
+)
 def test_each_norm_outputs_what_the_models_output(
     name: str, num_norms: int, tmp_path: Path
 ) -> None:

@@ -57,7 +57,7 @@ def count_products(
 @pytest.mark.parametrize(
     ("name", "method", "num_passes"),
     [("bert", "featcal", 2), ("bert", "mats_cross", 3), ("llama", "featcal", 2),
-     pytest.param("t5", "featcal", 3, marks=pytest.mark.long), ("t5", "mats_cross", 3)],
+     ("t5", "featcal", 3), pytest.param("t5", "mats_cross", 3, marks=pytest.mark.long)],
 )  # fmt: skip
 def test_an_example_takes_one_pass_of_its_model_and_one_of_the_merged_one(
     name: str, method: str, num_passes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

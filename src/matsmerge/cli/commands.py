@@ -189,7 +189,7 @@ def call(arguments: Sequence[str]) -> int:
 
 @cache
 def _made(*loaded: str) -> Any:
-    """What typer makes of all commands, once: options and their checks take longer than they run."""
+    """What typer makes of all commands, once: it takes longer than many of them run."""
     return typer.main.get_command(make_app(*loaded))
 
 
