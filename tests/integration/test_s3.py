@@ -19,7 +19,7 @@ from matsmerge.files import remote_store
 
 Save = Callable[..., Path]
 URLS = ["s3://bucket/a", "s3://bucket/b"]
-MODEL_BYTES = 40_000_000
+MODEL_BYTES = 24_000_000  # three blocks
 
 
 @pytest.fixture(scope="module")

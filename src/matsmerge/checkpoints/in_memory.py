@@ -1,6 +1,6 @@
 """Checkpoints that are already in memory: state dicts, modules, and loaded `.bin`/`.pt` files."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -53,6 +53,10 @@ class InMemoryCheckpoint(Checkpoint):
     def read_into(self, buffer: Buffer, name: str, start: int) -> None:
         out = buffer.tensor
         out.copy_(self._flat[name][start : start + len(out)])
+
+    def read_stretches(self, stretches: Sequence[tuple[str, int, int]]) -> Iterable[Tensor]:
+        """Without a copy, where they are in the processor's memory."""
+        return (self._flat[name][start:stop].cpu() for name, start, stop in stretches)
 
 
 def load_pickled(path: Path) -> dict[str, Tensor]:
