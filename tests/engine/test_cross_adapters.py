@@ -281,9 +281,7 @@ def test_one_adapter_and_equal_ones_stay_what_they_are(tmp_path: Path) -> None:
             torch.testing.assert_close(found[name].double(), expected.double(), rtol=1e-9, atol=0)
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param("featcal", marks=pytest.mark.long), "mats_cross"]
-)
+@pytest.mark.parametrize("method", [pytest.param("featcal", marks=pytest.mark.long), "mats_cross"])
 def test_order_does_not_matter(method: str, tmp_path: Path) -> None:
     adapters = Adapters("bert", IA3["bert"], tmp_path)
     found = adapters.merge(method)
