@@ -44,7 +44,10 @@ def compressed(piece: bytes, num: int) -> bytes:
         ("d.csv.gz", lambda: compressed(bytes(MB), 500), "line 1 .*more than 4,194,304 bytes"),
         ("d.jsonl.gz", lambda: compressed(b"\n" * MB, 200), "more than 5,000,000 lines"),
         ("d.jsonl.gz", lambda: compressed(b" " * MB + b"\n", 200), "20 times.*gunzip"),
-        ("d.jsonl.gz", lambda: compressed(b'{"a": 1}\n' * MB, 6), "more than 5,000,000 lines"),
+        pytest.param(
+            "d.jsonl.gz", lambda: compressed(b'{"a": 1}\n' * MB, 6), "more than 5,000,000 lines",
+            marks=pytest.mark.long,
+        ),
         ("d.json.gz", lambda: compressed(b"[" * MB, 60), "10,000,000 values"),
         ("d.json.gz", lambda: compressed(b"1," * (MB // 2), 60), "line 1.*bytes"),
         ("d.json.gz", lambda: compressed(b"[" + b"1.5," * MB, 12), "8,000,000 values.*jq"),

@@ -120,7 +120,18 @@ def test_forked_processes_give_the_bytes_of_threads(
     assert found == expected(method)
 
 
-@pytest.mark.parametrize("method", METHODS)
+# One of each grain, of those that measure first, draw at random or solve, and of those along the
+# merged model: to Ray all others look like one of them.
+ON_RAY = {
+    *("average", "ties", "dare_linear", "model_stock", "passthrough", "tsv_m", "iso_c", "svc"),
+    *("actmat", "regmean", "block_fisher", "mats", "mats_kfac", "mats_cross"),
+}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=[] if m in ON_RAY else [pytest.mark.long]) for m in METHODS],
+)
 @pytest.mark.parametrize("num_nodes", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_ray_gives_the_bytes_of_threads(
     num_nodes: int,

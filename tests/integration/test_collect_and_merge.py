@@ -114,8 +114,25 @@ def fine_tune(model: Any, seed: int) -> None:
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=g))
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_collect_then_merge(case: str, mats: Run, tmp_path: Path) -> None:
+# A method without a system, with one in closed form, and with K-FAC; the others of all layouts but one
+# are long.
+FEW = ("regmean", "mats_kfac", "diagonal_fisher")
+OTHERS = ("regmean", "mats", "actmat")
+
+
+@pytest.mark.parametrize(
+    ("case", "methods"),
+    [
+        *(pytest.param(case, FEW, id=case) for case in CASES),
+        pytest.param("bert", OTHERS, id="bert, others"),
+        *(
+            pytest.param(case, OTHERS, id=f"{case}, others", marks=pytest.mark.long)
+            for case in CASES
+            if case != "bert"
+        ),
+    ],
+)
+def test_collect_then_merge(case: str, methods: tuple[str, ...], mats: Run, tmp_path: Path) -> None:
     make, rows, loader, module = CASES[case]
     tokenizer = None if case == "vit" else make_tokenizer()
     torch.manual_seed(0)
@@ -138,7 +155,7 @@ def test_collect_then_merge(case: str, mats: Run, tmp_path: Path) -> None:
         assert code == 0, error
         folders.append(folder)
     options = ["--base", base, "--model", folders[0], "--model", folders[1]]
-    for method in ("regmean", "mats", "mats_kfac", "diagonal_fisher", "actmat"):
+    for method in methods:
         out = tmp_path / method.replace("+", "p")
         code, _, error = mats("merge", "--method", method, *options, "--out", out)
         assert code == 0, error

@@ -33,12 +33,19 @@ def run(mats: Mats, place: Path, out: Path, *options: str) -> tuple[int, str, st
     return mats("experiment", "run", place / "tiny.yaml", "--out", out, *local, *options)
 
 
-def test_run_and_compare(mats: Mats, place: Path, tmp_path: Path) -> None:
+def test_run_load_and_compare(
+    mats: Mats, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, out, _ = run(mats, place, tmp_path / "a", "--seeds", "0")
     assert code == 0
     assert "task_arithmetic" in out
     assert str(tmp_path / "a" / "report.html") in out.replace("\n", "")
-    assert (tmp_path / "a" / "report.html").read_text().startswith("<!doctype html>")
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert page.startswith("<!doctype html>")
+    (call,) = re.findall(r"^model = (matsmerge\.load\(.*?\))", unescape(page), re.MULTILINE)
+    with monkeypatch.context() as there:
+        there.chdir(tmp_path / "a")
+        assert eval(call, {"matsmerge": matsmerge}).tokenizer is not None
     results = read_results(tmp_path / "a")
     assert results.seeds == [0]
     assert results.variants["full"].costs == []  # a study of the other seed
@@ -57,16 +64,6 @@ def test_run_and_compare(mats: Mats, place: Path, tmp_path: Path) -> None:
     lines = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     assert "(+0.0)" in lines["average"]
     assert lines["task_arithmetic"].rstrip().endswith("-")
-
-
-def test_the_model_can_be_loaded_as_the_page_says(
-    mats: Mats, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert run(mats, place, tmp_path / "run", "--seeds", "0", "--quiet")[0] == 0
-    page = (tmp_path / "run" / "report.html").read_text()
-    (call,) = re.findall(r"^model = (matsmerge\.load\(.*?\))", unescape(page), re.MULTILINE)
-    monkeypatch.chdir(tmp_path / "run")
-    assert eval(call, {"matsmerge": matsmerge}).tokenizer is not None
 
 
 def test_list_names_all_suites_and_what_they_need(mats: Mats) -> None:

@@ -84,8 +84,14 @@ def slow_loop(models: Sequence[Any], tokenizer: Any) -> list[str]:
     return texts
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("batch_size", [1, 5])
+@pytest.mark.parametrize(
+    ("name", "batch_size"),
+    [
+        *((name, 5) for name in MODELS),
+        ("gpt2", 1),
+        *(pytest.param(name, 1, marks=pytest.mark.long) for name in MODELS if name != "gpt2"),
+    ],
+)
 def test_texts_and_losses(name: str, batch_size: int, tmp_path: Path) -> None:
     models, tokenizer, places = make(name, tmp_path)
     file = task(tmp_path, generate=NUM_NEW, metrics=["exact_match", "loss"])

@@ -57,7 +57,7 @@ STUDIES = {
     "heat_map": {
         "inits": ["average", "task_arithmetic"],
         "objectives": {"average": "identity", "RegMean": "gram", "blocks": "block_fisher"},
-        "iterations": [1, 2],
+        "iterations": [2],
     },
     "fisher": {"methods": ["diagonal_fisher"], "splits": ["train", "statistics"]},
     "curves": {"curves": {"Gram": "mats"}, "iterations": [0, 2, 5]},
