@@ -93,7 +93,8 @@ def test_the_same_seed_gives_the_same_bits(bert: Path, rule: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("adapter", "batch_size"), [("full", 16), ("full", 30), ("lora", 16)]
+    ("adapter", "batch_size"),
+    [pytest.param("full", 16, marks=pytest.mark.long), ("full", 30), ("lora", 16)],
 )  # of 150 examples: 10 batches end in the middle of an epoch, or with it
 def test_a_continued_run_ends_as_an_uninterrupted_one(
     adapter: str, batch_size: int, bert: Path, rule: Path, tmp_path: Path
