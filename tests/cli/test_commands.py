@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
 from matsmerge.cli import commands
@@ -31,6 +32,12 @@ def test_only_what_is_called_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip().endswith("['schema']")
+
+
+def test_options_are_made_once(mats: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert mats("schema")[0] == 0
+    monkeypatch.setattr(commands, "make_app", None)
+    assert mats("schema")[0] == 0
 
 
 def test_a_command_that_there_is_not(mats: Run) -> None:
