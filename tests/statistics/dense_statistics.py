@@ -44,7 +44,13 @@ def module_rows(
 ) -> tuple[Tensor, Tensor]:
     """All input rows of a module, and the gradients at its output rows, example by example."""
     module = model.get_submodule(name)
-    inputs, grads = _inputs_and_gradients(module, runs)
+    return flat_rows(module, *inputs_and_gradients([module], runs)[0])
+
+
+def flat_rows(
+    module: nn.Module, inputs: Sequence[Tensor], grads: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The same of what was seen of a module."""
     if isinstance(module, nn.Embedding):
         rows = torch.cat([x.flatten() for x in inputs])
     else:
@@ -56,7 +62,13 @@ def conv_rows(
     module: nn.Conv2d, runs: Sequence[Callable[[], Tensor]]
 ) -> tuple[Tensor, Tensor]:  # (rows, groups, in), (rows, groups, out)
     """All patches that a convolution slides over, and the gradients at what it makes of them."""
-    inputs, grads = _inputs_and_gradients(module, runs)
+    return patch_rows(module, *inputs_and_gradients([module], runs)[0])
+
+
+def patch_rows(
+    module: nn.Conv2d, inputs: Sequence[Tensor], grads: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The same of what was seen of it."""
     groups, (kh, kw), (dh, dw), (sh, sw) = (
         module.groups, module.kernel_size, module.dilation, module.stride
     )  # fmt: skip
@@ -73,36 +85,51 @@ def conv_rows(
 
 
 def dense_conv_factors(
-    module: nn.Conv2d, runs: Sequence[Callable[[], Tensor]]
+    module: nn.Conv2d, inputs: Sequence[Tensor], grads: Sequence[Tensor], num_examples: int
 ) -> tuple[Tensor, Tensor]:
     """Second moments of patches and of output gradients, group by group."""
-    z, o = conv_rows(module, runs)
+    z, o = patch_rows(module, inputs, grads)
     gram = torch.einsum("ngi,ngj->gij", z, z) / len(z)
-    factor = torch.einsum("ngi,ngj->gij", o, o) / len(runs)
+    factor = torch.einsum("ngi,ngj->gij", o, o) / num_examples
     return (gram, factor) if module.groups > 1 else (gram[0], factor[0])
 
 
-def _inputs_and_gradients(
-    module: nn.Module, runs: Sequence[Callable[[], Tensor]]
-) -> tuple[list[Tensor], list[Tensor]]:
-    inputs: list[Tensor] = []
-    outputs: list[Tensor] = []
-    grads: list[Tensor] = []
+def inputs_and_gradients(
+    modules: Sequence[nn.Module], runs: Sequence[Callable[[], Tensor]]
+) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """What each module receives, and the gradients at its outputs; each example runs once."""
+    seen = [_Seen() for _ in modules]
+    handles = [
+        module.register_forward_hook(own.keep, with_kwargs=True)
+        for module, own in zip(modules, seen, strict=True)
+    ]
+    for run in runs:
+        run().backward()
+        for own in seen:
+            own.end_run()
+    for handle in handles:
+        handle.remove()
+    return [(own.inputs, own.grads) for own in seen]
 
-    def keep(_: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
-        inputs.append((args or tuple(kwargs.values()))[0].detach().clone())
+
+class _Seen:
+    """What was seen of a module."""
+
+    def __init__(self) -> None:
+        self.inputs: list[Tensor] = []
+        self.grads: list[Tensor] = []
+        self._outputs: list[Tensor] = []  # of this run
+
+    def keep(self, _: nn.Module, args: Any, kwargs: Any, output: Tensor) -> Tensor:
+        self.inputs.append((args or tuple(kwargs.values()))[0].detach().clone())
         if not output.requires_grad:  # the first adapter's layers have nothing before them
             output = output.detach().requires_grad_()
         output.retain_grad()
-        outputs.append(output)
+        self._outputs.append(output)
         return output.clone()  # what follows may work in place
 
-    handle = module.register_forward_hook(keep, with_kwargs=True)
-    for run in runs:
-        first = len(outputs)
-        run().backward()
-        grads += [
-            torch.zeros_like(o) if o.grad is None else o.grad.detach() for o in outputs[first:]
+    def end_run(self) -> None:
+        self.grads += [
+            torch.zeros_like(o) if o.grad is None else o.grad.detach() for o in self._outputs
         ]
-    handle.remove()
-    return inputs, grads
+        self._outputs = []
