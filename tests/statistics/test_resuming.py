@@ -40,12 +40,27 @@ def interrupted(batches: list[Any], after: int) -> Iterator[Any]:
         yield batch
 
 
-@pytest.fixture(params=["bert", "t5", "gpt2", "ia3", "resnet", "gpt-oss"])
+KINDS = ("bert", "t5", "gpt2", "ia3", "resnet", "gpt-oss")
+
+
+@pytest.fixture(params=KINDS)
 def case(request: pytest.FixtureRequest) -> Case:
     return make_case(request.param)
 
 
-@pytest.mark.parametrize("precision", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("case", "precision"),
+    [
+        ("bert", torch.float32),
+        *((name, torch.float64) for name in KINDS),
+        *(
+            pytest.param(name, torch.float32, marks=pytest.mark.long)
+            for name in KINDS
+            if name != "bert"
+        ),
+    ],
+    indirect=["case"],
+)
 def test_saving_and_interrupting_change_nothing(
     case: Case, precision: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
