@@ -78,6 +78,7 @@ def test_data_shows_poor_models(family: Family, tmp_path: Path) -> None:
     assert advice.recipe.method.name == "mats_cross"
     assert advice.recipe.method.written == {
         "name": "mats_cross", "from_init": ["m2"], "otherwise": "init",
+        "init": {"name": "task_arithmetic", "scale": 0.3},
     }  # fmt: skip
     assert [entry.weight for entry in advice.recipe.models] == [1, 1, 0.3]
     (poor,) = found(advice, "answers")

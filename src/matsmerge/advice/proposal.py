@@ -20,6 +20,8 @@ _LEAST_WEIGHT = 0.05
 # With task vectors of the same length the long one's own task suffers most, with all as they are
 # the others do; half way was the best of six weights, where one was 3.6 times as long.
 _ARITHMETIC_POWER = 0.5
+# What is kept on a poor model's data: the others help it more than in an average.
+_START_OF_POOR = {"name": "task_arithmetic", "scale": _LEAST_SCALE}
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,9 @@ def candidates(now: Situation) -> Iterator[Candidate]:
         yield _arithmetic(now, "the best for (IA)^3 vectors without statistics (text-small)")
         return
     if now.has_data:
-        held = {"from_init": list(now.poor), "otherwise": "init"} if now.poor else {}
+        held: dict[str, Any] = {}
+        if now.poor:
+            held = {"from_init": list(now.poor), "otherwise": "init", "init": _START_OF_POOR}
         yield Candidate(
             {"name": "mats_cross", **held},
             "there is data for every model; layer after layer, the merged model is made to output "

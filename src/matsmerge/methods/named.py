@@ -75,12 +75,14 @@ class MatsCross(Mats):
 
     sum_m O_m X E[z zᵀ] + λ X = sum_m O_m W_m E[z* zᵀ] + λ A: as `featcal`, but errors of a layer
     count more if they change what model m answers. The ridge on O keeps all others from being free:
-    that metric holds for small errors, and what it neglects adds up from layer to layer.
+    that metric holds for small errors, and what it neglects adds up from layer to layer. A is the
+    average, which of one model, or of equal ones, is that model: they stay what they are.
     """
 
     name = "mats_cross"
     chooses_for_adapters = False
 
+    init: InitPart = Average()
     objective: ObjectivePart = Kfac(bias=True, equalize=True, output_ridge=3, anchor=0.02)
     solver: SolverPart = ConjugateGradients(preconditioner="kronecker", iterations=10)
     inputs: Inputs = "merged"
