@@ -90,9 +90,11 @@ def test_a_worker_that_is_killed() -> None:
 
 def test_forked_workers_leave_the_objects_of_their_parent_to_it() -> None:
     """What the collector looks at is copied from memory that was shared."""
+    before = gc.get_freeze_count()
+    own = [[i] for i in range(10_000)]
     (num,) = LocalExecutor(1, 100, fork=True).map(lambda _: gc.get_freeze_count(), [Work(0)])
-    assert num > 10_000
-    assert gc.get_freeze_count() == 0
+    assert num >= before + len(own)
+    assert gc.get_freeze_count() == before
 
 
 def test_threads_leave_torch_as_it_was() -> None:

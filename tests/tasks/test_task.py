@@ -51,7 +51,7 @@ def test_missing_columns(folder: Path, tmp_path: Path) -> None:
     assert first == (
         f"{data.name}: has no column 'text' for the task sequence_classification; did you mean "
         "'txt'? Its columns are txt, gold; say which one it is with `columns: {text: txt}` in a task "
-        "file or beside `path` in a recipe, or with --columns of mats collect"
+        "file or beside `path` in a recipe, or with --columns text=txt of mats collect"
     )
     assert "no column 'label'" in second
     assert "`columns: {label: ...}`" in second

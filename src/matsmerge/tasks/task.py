@@ -238,13 +238,13 @@ def _choose_columns(
     for name in dict.fromkeys([*task.missing_columns(found), *sorted(mapped - found)]):
         source = sources[name]
         near = difflib.get_close_matches(source, data.columns, n=1, cutoff=0.5)
-        entry = f"columns: {{{name}: {near[0] if near else '...'}}}"
+        column = near[0] if near else "..."
         meant = f"; did you mean '{near[0]}'?" if near else "."
         problems.append(
             f"{data.name}: has no column '{source}' for the task {task.kind}{meant} "
             f"Its columns are {', '.join(data.columns)}; "
-            f"say which one it is with `{entry}` in a task file or beside `path` in a recipe, or "
-            "with --columns of mats collect"
+            f"say which one it is with `columns: {{{name}: {column}}}` in a task file or beside "
+            f"`path` in a recipe, or with --columns {name}={column} of mats collect"
         )
     refuse(problems)
     return {name: source for name, source in sources.items() if name in found}, prompt
