@@ -20,6 +20,9 @@ def main() -> None:
     listener = Listener()
     listener.begin()
     protect_streams()
+    # Hundreds of thousands of objects are imported, and stay: looking for garbage among them again
+    # and again took a fifth of the time to start.
+    gc.set_threshold(20_000, 20)
     import matsmerge.cli.commands  # noqa: F401
 
     code = 1

@@ -19,7 +19,7 @@ FloatArray = NDArray[np.float32] | NDArray[np.float64]
 _NUM_DEVIATIONS = 3.0
 _MIN_MARGIN = 1e-4
 _MAX_NARROW_MISSES = 3
-MAX_REPEATED = 1 << 13  # collected values beyond which equal ones are counted, not kept
+MAX_REPEATED = 1 << 16  # collected values beyond which equal ones are counted, not kept
 
 
 @dataclass(frozen=True)
@@ -50,19 +50,25 @@ def bracket_quantile(blocks: Sequence[FloatArray], fraction: float) -> Bracket:
     sampled fraction may be off (the usual variance estimate for systematic samples).
     """
     joined = np.concatenate(blocks)
-    sample = np.sort(joined)
-    num = len(sample)
-    middle = sample[min(num - 1, int((1 - fraction) * num))]
+    num = len(joined)
+    (middle,) = _at_places(joined, [min(num - 1, int((1 - fraction) * num))])
     lengths = np.array([len(block) for block in blocks])
     first = np.cumsum(lengths) - lengths
     shares = np.add.reduceat(joined >= middle, first, dtype=np.int64) / lengths
     deviation = math.sqrt(np.mean(np.diff(shares) ** 2) / 2 / len(shares))
     margin = _NUM_DEVIATIONS * deviation + _MIN_MARGIN
     low, high = math.floor((1 - fraction - margin) * num), math.ceil((1 - fraction + margin) * num)
+    lowest, highest = _at_places(joined, [max(0, low), min(high, num - 1)])
     return Bracket(
-        low=float(sample[low]) if low > 0 else 0.0,
-        high=float(sample[high]) if high < num else math.inf,
+        low=lowest if low > 0 else 0.0,
+        high=highest if high < num else math.inf,
     )
+
+
+def _at_places(values: FloatArray, places: Sequence[int]) -> list[float]:
+    """The values that would be at some places if all were sorted."""
+    parted = np.partition(values, places)
+    return [float(parted[place]) for place in places]
 
 
 def tally(values: FloatArray, bracket: Bracket) -> Tally:
@@ -98,14 +104,17 @@ def kth_largest(k: int, seen: Tally, bracket: Bracket) -> float | Bracket:
     That lies beside this one and is a few times as wide, so that a miss costs another pass but
     hardly more memory; only after several misses is everything on that side collected.
     """
-    order = np.argsort(seen.inside)[::-1]
-    reached = seen.num_above + np.cumsum(seen.counts[order])
+    num_reaching = seen.num_above + int(seen.counts.sum())
     num_misses = bracket.num_misses + 1
     step = math.inf if num_misses > _MAX_NARROW_MISSES else 4 * (bracket.high - bracket.low)
     if k <= seen.num_above:
         return Bracket(bracket.high, bracket.high + step, num_misses)
-    if len(reached) == 0 or k > reached[-1]:
+    if k > num_reaching:
         if bracket.low == 0:
             return 0.0  # fewer than k are numbers at all
         return Bracket(max(0.0, bracket.low - step), bracket.low, num_misses)
+    if num_reaching - seen.num_above == len(seen.inside):  # each is there once
+        return _at_places(seen.inside, [num_reaching - k])[0]
+    order = np.argsort(seen.inside)[::-1]
+    reached = seen.num_above + np.cumsum(seen.counts[order])
     return float(seen.inside[order[np.searchsorted(reached, k)]])
