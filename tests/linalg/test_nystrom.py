@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from matsmerge.linalg.nystrom import (
+    along_directions,
     directions,
     factor,
     is_smaller,
@@ -40,10 +41,31 @@ def test_directions_are_signs_that_never_change() -> None:
     assert set(omega.flatten().tolist()) == {1.0, -1.0}
     # Of the first words of Philox 4x64 with ten rounds, on any machine.
     assert "".join("+" if x > 0 else "-" for x in omega[:24, 0].tolist()) == FIRST_SIGNS
-    # Fewer columns or rows are the first of more, also beyond a word of bits.
-    assert torch.equal(directions(70, 3), omega[:, :3])
+    # Fewer rows are the first of more, also beyond a word of bits.
     assert torch.equal(directions(30, 5), omega[:30])
     assert float(directions(1000, 40).mean().abs()) < 0.02
+
+
+@pytest.mark.parametrize(("num", "num_groups"), [(63, 1), (64, 2), (99, 3), (128, 4), (301, 4)])
+def test_directions_are_of_groups(num: int, num_groups: int) -> None:
+    omega = directions(1000, num)
+    has = omega != 0
+    assert set(omega[has].tolist()) == {1.0, -1.0}
+    # Sixteen neighbours have the same columns, and those of other groups none in common with them.
+    assert torch.equal(has, has[::16].repeat_interleave(16, 0)[:1000])
+    alike = has[::16].float() @ has[::16].float().mT > 0
+    assert torch.equal(alike, (torch.arange(63)[:, None] - torch.arange(63)) % num_groups == 0)
+    each = num // num_groups, -(-num // num_groups)
+    assert set(has.sum(1).tolist()) == set(each)
+    assert torch.equal(directions(500, num), omega[:500])
+
+
+@pytest.mark.parametrize("num", [5, 64, 99, 128])
+@pytest.mark.parametrize("dim", [256, 257, 1000])
+def test_rows_along_directions(dim: int, num: int) -> None:
+    rows = torch.randn(7, dim, dtype=torch.float64)
+    expected = (rows @ directions(dim, num).double()).mT
+    torch.testing.assert_close(along_directions(rows, num), expected)
 
 
 def test_a_moment_of_few_directions_is_exact() -> None:
@@ -94,6 +116,18 @@ def test_leading_directions_of_a_decaying_spectrum_are_found(decay: float) -> No
         assert float(kept.values.sum()) == pytest.approx(held, rel=0.04)
         allowed = 1.6 * float((best.dense() - matrix).norm()) + precision * float(matrix.norm())
         assert float((kept.dense() - matrix).norm()) < allowed
+
+
+def test_single_numbers_that_stand_out_are_found() -> None:
+    """Each is in one group alone, which must have columns enough for all of its own."""
+    generator = torch.Generator().manual_seed(0)
+    diagonal = torch.full((1000,), 0.01, dtype=torch.float64)
+    large = torch.randperm(1000, generator=generator)[:64]
+    diagonal[large] = torch.linspace(1, 2, 64, dtype=torch.float64)
+    matrix, trace = torch.diag(diagonal), float(diagonal.sum())
+    kept = truncate_factor(leading_of_sketch(sketched(matrix, 128), trace, 64), trace)
+    held = float((kept.vectors.mT @ matrix @ kept.vectors).trace())
+    assert held > 0.97 * float(diagonal[large].sum())
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.5])

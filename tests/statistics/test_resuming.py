@@ -203,7 +203,7 @@ def test_interrupting_while_saving_leaves_nothing(
 
 # Partial files that are damaged
 
-KEY = "matsmerge_interrupted_collection"
+KEY = "matsmerge_interrupted_collection_2"
 STATE = "state.sets.main"
 WRONG: list[tuple[str, object]] = [
     ("", 5),

@@ -49,7 +49,7 @@ def bracket_quantile(blocks: Sequence[FloatArray], fraction: float) -> Bracket:
     `blocks` are short stretches taken at even distances. Neighbouring stretches tell how far the
     sampled fraction may be off (the usual variance estimate for systematic samples).
     """
-    joined = np.concatenate(blocks)
+    joined = cast(FloatArray, np.concatenate(blocks))
     num = len(joined)
     (middle,) = _at_places(joined, [min(num - 1, int((1 - fraction) * num))])
     lengths = np.array([len(block) for block in blocks])

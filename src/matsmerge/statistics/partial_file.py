@@ -19,7 +19,7 @@ from matsmerge.statistics.statistics_file import write_arrays
 from matsmerge.statistics.totals import State
 
 _SECONDS_BETWEEN = 60.0
-_METADATA_KEY = "matsmerge_interrupted_collection"
+_METADATA_KEY = "matsmerge_interrupted_collection_2"  # 1 had other sketches
 
 
 class _Interrupted(State):

@@ -7,13 +7,12 @@ biases may be joined, G is the moment of [z; 1].
 """
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812
 
 from matsmerge.linalg.nystrom import (
+    along_directions,
     directions,
     leading_of_moment,
     leading_of_sketch,
@@ -43,13 +42,16 @@ class SketchSum(RunningSum):
             self._total = self._total.to(rows.device)
         real = rows if keep is None else torch.index_select(rows, 0, keep)
         z = real.to(self._dtype)
-        weight, constant = _weights(self._dim, self._num, self._keeps_mean, z.dtype, z.device)
-        products = F.linear(z, weight, constant)  # (rows, k)
-        self._total[:-1, : self._dim] += products.mT @ z
-        self._total[-1, : self._dim] += _sum_of_squares(z)
+        products = along_directions(z, self._num)  # (k, rows)
         if self._keeps_mean:
-            self._total[:-1, -1] += products.sum(0)
+            # One more direction is the constant's own: its column of G is the mean.
+            last = directions(self._dim + 1, self._num)[-1:].mT.to(products)
+            products = torch.cat([products + last, products.new_ones(1, len(z))])
+            self._total[:-1, -1].add_(products.sum(1))
             self._total[-1, -1] += len(z)
+        # Not by +=, which writes what it has added to a part once more.
+        self._total[:-1, : self._dim].add_(products @ z)
+        self._total[-1, : self._dim].add_(_sum_of_squares(z))
         self.num_rows += len(z)
 
     def parts(self) -> dict[str, Tensor]:
@@ -75,21 +77,6 @@ def _sum_of_squares(z: Tensor) -> Tensor:  # (rows, d) -> (d,)
     for some in z.split(_SQUARED_ROWS):
         sums[: len(some)].addcmul_(some, some)
     return sums.sum(0)
-
-
-@lru_cache(maxsize=64)
-def _weights(
-    dim: int, num: int, keeps_mean: bool, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor | None]:  # (k, d), (k,)
-    """Ω as the weight of a linear layer, and the row of the constant input as its bias.
-
-    With the mean there is one more direction, the constant's own: its column of G is the mean.
-    """
-    omega = directions(dim + keeps_mean, num).mT.to(device, dtype)
-    if not keeps_mean:
-        return omega, None
-    omega = torch.cat([omega, F.one_hot(torch.tensor([dim], device=device)).to(dtype)])
-    return omega[:, :dim].contiguous(), omega[:, dim].contiguous()
 
 
 def kept_of_wide(wide: Tensor, rank: int) -> Tensor:  # (d, k + 1) -> (d, r + 1)
