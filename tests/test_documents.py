@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 from documented_models import make_documented_models
 from walked_pages import Step, steps, walk
 
@@ -17,7 +16,7 @@ from matsmerge.methods import METHODS
 from matsmerge.methods.mats import Mats
 from matsmerge.methods.objectives import OBJECTIVES
 from matsmerge.methods.solvers import SOLVERS
-from matsmerge.recipes.recipe import make_recipe
+from matsmerge.recipes.recipe_file import read_recipes
 from matsmerge.statistics.kinds import KINDS
 from matsmerge.tasks.kinds import TASKS
 
@@ -49,8 +48,9 @@ def test_python(code: str, models: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("text", blocks("yaml"))
-def test_recipes(text: str) -> None:
-    make_recipe(yaml.safe_load(text))
+def test_recipes(text: str, tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    read_recipes(tmp_path / "recipe.yaml")
 
 
 def test_the_readme_can_be_followed(

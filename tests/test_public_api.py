@@ -143,6 +143,7 @@ def test_methods() -> None:
         "ace": ["eps", "heterogeneity", "refined", "scale"],
         "linear": ["normalize"],
         "passthrough": ["model", "scale"],
+        "polarize_layers": ["power", "scale"],
     }
 
 
@@ -166,5 +167,5 @@ def test_objectives_and_solvers() -> None:
         "closed_form": ["precision"],
         "spectral_filter": ["share", "time"],
         "svc": ["least"],
-        "essential_subspaces": ["power"],
+        "essential_subspaces": ["input_power", "power", "task_power"],
     }

@@ -149,6 +149,35 @@ def test_magmax(weights: list[float]) -> None:
     check(matsmerge.merge(tuned, base, "magmax", weights=weights, scale=0.4), expected)
 
 
+def test_polarize_layers() -> None:
+    """Matrices by their size among those of their kind, which differ in numbers alone."""
+    g = torch.Generator().manual_seed(0)
+    shapes: dict[str, tuple[int, ...]]
+    shapes = {f"block.{i}.{part}": (7, 600) for i in range(3) for part in ("up", "down2", "down3")}
+    shapes |= {
+        "embedding": (9, 4),
+        "block.0.bias": (5,),
+        "block.1.bias": (5,),
+        "block.0.odd": (2, 2),
+    }
+    base = {name: torch.randn(shape, generator=g) for name, shape in shapes.items()}
+    change = {
+        name: 0.1 * (1 + i) * torch.randn(shape, generator=g)
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+    change["block.0.odd"].zero_()
+    tuned = {name: base[name] + change[name] for name in base}
+    expected = {}
+    for name in base:
+        b, (t,) = arrays(base, [tuned], name)
+        kind = [n for n in base if n.split(".")[2:] == name.split(".")[2:]]
+        sizes = {n: np.linalg.norm((tuned[n].double() - base[n].double()).numpy()) for n in kind}
+        mean = sum(sizes.values()) / len(sizes)
+        factor = (sizes[name] / mean) ** 1.5 if b.ndim > 1 and mean else 1.0
+        expected[name] = b + 0.7 * factor * (t - b)
+    check(matsmerge.merge([tuned], base, "polarize_layers", power=1.5, scale=0.7), expected)
+
+
 def test_magmax_of_changes_that_are_equal_but_for_their_sign() -> None:
     up, down, base = ({"p": torch.tensor([value, 0.0])} for value in (1.5, 0.5, 1.0))
     for pair in ([up, down], [down, up]):

@@ -50,6 +50,7 @@ NEUTRAL: dict[str, Any] = {
     "model_stock": lambda n: {},
     "linear": lambda n: {},
     "passthrough": lambda n: {"model": "m0"},
+    "polarize_layers": lambda n: {"power": 0.0},
 }
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

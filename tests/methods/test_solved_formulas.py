@@ -412,16 +412,23 @@ def test_svc_starts_from_what_the_init_leaves_where_it_has_no_statistics() -> No
     close(delta(merged.state_dict(), name), expected)
 
 
+@pytest.mark.parametrize(("task_power", "input_power"), [(0.0, 0.0), (2.0, 1.5)])
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [0.5, 0.0, 2.0]])
 @pytest.mark.parametrize(("num_outputs", "num_inputs"), [(9, 6), (6, 9), (30, 4)])
-def test_essential_subspaces(num_outputs: int, num_inputs: int, weights: list[float]) -> None:
+def test_essential_subspaces(
+    num_outputs: int,
+    num_inputs: int,
+    weights: list[float],
+    task_power: float,
+    input_power: float,
+) -> None:
     """From rows of inputs: principal components of what changes in the layer's outputs."""
     torch.manual_seed(0)
     base = torch.nn.Linear(num_inputs, num_outputs).double()
     models = [copy.deepcopy(base) for _ in weights]
     rows = [torch.randn(50, num_inputs) @ torch.randn(num_inputs, num_inputs) for _ in weights]
     rows = [r.double() for r in rows]
-    lefts, rights = [], []
+    lefts, rights, sizes = [], [], []
     counted = [w for w in weights if w != 0]
     for model, weight, x in zip(models, weights, rows, strict=True):
         with torch.no_grad():
@@ -436,7 +443,11 @@ def test_essential_subspaces(num_outputs: int, num_inputs: int, weights: list[fl
         raised = (values / values.mean()) ** 0.15
         raised = raised / raised.mean()
         lefts.append(v.T[:, :num] @ raised.diag())
-        rights.append(raised.diag() @ v[:num] @ change)
+        rights.append(change.norm() ** task_power * raised.diag() @ v[:num] @ change)
+        sizes.append(change.norm())
+    right = torch.cat(rights) / torch.stack(sizes).mean() ** task_power
+    norms = right.square().sum(0).sqrt()
+    right = right @ (norms / norms.mean()).pow(input_power).diag()
 
     def evened(matrix: Tensor) -> Tensor:
         """The mean singular value times A (AᵀA)^(-1/2), on what A is not zero on."""
@@ -448,13 +459,18 @@ def test_essential_subspaces(num_outputs: int, num_inputs: int, weights: list[fl
         result: Tensor = mean * matrix @ vectors @ inverse.diag() @ vectors.T
         return result
 
-    expected = evened(torch.cat(lefts, 1)) @ evened(torch.cat(rights))
+    expected = evened(torch.cat(lefts, 1)) @ evened(right)
     statistics = [
         matsmerge.collect(m, [x], "gram", dtype="float64")
         for m, x in zip(models, rows, strict=True)
     ]
+    solver = {
+        "name": "essential_subspaces",
+        "task_power": task_power,
+        "input_power": input_power,
+    }
     merged = matsmerge.merge(
-        models, base, "essential_subspaces", statistics=statistics, weights=weights
+        models, base, "essential_subspaces", statistics=statistics, weights=weights, solver=solver
     )
     close(merged["weight"] - base.weight.detach(), expected, 1e-6)
     plain = matsmerge.merge(models, base, "tsv_m", weights=weights)

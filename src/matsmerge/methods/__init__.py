@@ -38,6 +38,7 @@ from matsmerge.methods.nearswap import NearSwap
 from matsmerge.methods.nuslerp import NuSlerp
 from matsmerge.methods.options import by_name
 from matsmerge.methods.passthrough import Passthrough
+from matsmerge.methods.polarize_layers import PolarizeLayers
 from matsmerge.methods.ram import RamPlus, ReinforcedAgentMerging
 from matsmerge.methods.sce import Sce
 from matsmerge.methods.slerp import Slerp
@@ -79,6 +80,7 @@ __all__ = [
     "NearSwap",
     "NuSlerp",
     "Passthrough",
+    "PolarizeLayers",
     "RamPlus",
     "RegMean",
     "RegMeanPlusPlus",
@@ -122,6 +124,7 @@ METHODS: Mapping[str, type[Method]] = by_name(
     AdaptiveCovariance,
     Linear,
     Passthrough,
+    PolarizeLayers,
     Mats,
     MatsKfac,
     MatsCross,

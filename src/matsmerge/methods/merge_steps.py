@@ -48,9 +48,9 @@ class EssentialSubspaces(Solver):
 
     The directions of outputs in which a change does most to the layer's data, for each model as
     many as its share, are made orthogonal to each other as TSV-M does with singular vectors. What
-    the released code of ESM (Li et al., 2026, arXiv:2606.19164) does for each weight of RoBERTa. It
-    then scales each weight by the sizes of others of its kind, which is not done here. For linear
-    layers.
+    the released code of ESM (Li et al., 2026, arXiv:2606.19164) does for each weight of RoBERTa;
+    for ViT `task_power` and `input_power` are 2 there. Its scaling of whole weights is a method
+    of its own, `polarize_layers`. For linear layers.
     """
 
     name = "essential_subspaces"
@@ -60,6 +60,12 @@ class EssentialSubspaces(Solver):
 
     power: float = Field(
         0.15, allow_inf_nan=False, ge=0, description="how much the leading directions are raised"
+    )
+    task_power: float = Field(
+        0.0, allow_inf_nan=False, ge=0, description="how much models with large changes are raised"
+    )
+    input_power: float = Field(
+        0.0, allow_inf_nan=False, ge=0, description="how much inputs that all models use are raised"
     )
 
     def refusal(self, objective: Objective, num_products: int) -> str | None:  # noqa: ARG002
@@ -82,5 +88,6 @@ class EssentialSubspaces(Solver):
                 change = weight * (own - base)
                 yield change, covariance(change) @ change.mT
 
-        merged = base + merge_in_subspaces(terms(), len(weights), self.power)
+        powers = self.power, self.task_power, self.input_power
+        merged = base + merge_in_subspaces(terms(), len(weights), *powers)
         return rate(problem.system, merged - problem.start, Status.COMPUTED)

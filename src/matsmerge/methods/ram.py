@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
@@ -68,8 +67,9 @@ class _Counts:
 
     epsilon: float
 
-    def __call__(self, site: Site) -> NDArray[np.int64]:  # (2, models)
+    def __call__(self, site: Site) -> list[list[int]]:  # (2, models)
         changed = stack_deltas(site, site.load_base()).abs_() > self.epsilon
         is_alone = changed.sum(0) == 1
         unique = (changed & is_alone).sum(1)
-        return np.stack([(changed.sum(1) - unique).numpy(), unique.numpy()])
+        # Notes are kept: as tensors they would lie among blocks that are freed, and scatter these.
+        return [(changed.sum(1) - unique).tolist(), unique.tolist()]
