@@ -102,6 +102,27 @@ def test_results_are_kept_and_used_again(
     assert weights.stat().st_mtime_ns != before
 
 
+def test_heads_stay_with_what_is_made_of_a_result(
+    recipe: Callable[[str], Path], tmp_path: Path
+) -> None:
+    text = "models: [joint]\nbase: C\nheads: layers.0.*\nmethod: polarize_layers\n---\n"
+    text += "name: joint\nmodels: [A, B]\nbase: C\nheads: layers.0.*\nmethod: task_arithmetic\n"
+    merged = matsmerge.plan(recipe(text)).merge(tmp_path / "out", intermediates=tmp_path / "kept")
+    heads = {name: load_file(tmp_path / f"out/heads/{name}.safetensors") for name in "AB"}
+    for name, head in heads.items():
+        model = load_file(tmp_path / name / "model.safetensors")
+        assert list(head) == ["layers.0.b", "layers.0.w"]
+        assert all(torch.equal(values, model[n]) for n, values in head.items())
+        before = tmp_path / f"kept/joint/heads/{name}.safetensors"
+        assert before.read_bytes() == (tmp_path / f"out/heads/{name}.safetensors").read_bytes()
+    assert merged.report["heads"] == {name: sorted(head) for name, head in heads.items()}
+    # What is said of a parameter is about itself.
+    said = merged.report["parameters"]
+    assert all(list(one["measured"]) == ["ratio"] for one in said.values() if "measured" in one)
+    again = matsmerge.merge([tmp_path / "out", tmp_path / "kept/joint"], method="average")
+    assert again.report["heads"] == {}  # of which would they be?
+
+
 def test_an_interrupted_series_goes_on(
     recipe: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,7 @@ def describe_merge(
         "output_bytes": (layout.num_bytes + prepared.num_head_bytes) * len(prepared.models),
         "output_files": [shard.file_name for shard in layout.shards],
         "peak_bytes": planned.peak_bytes(executor),
-        "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
+        "heads": prepared.heads_apart,
         "tied": dict(prepared.alignment.tied),
         "otherwise": [p.name for p in prepared.plan.otherwise],
         **({"vocabulary": prepared.vocabulary.describe()} if prepared.vocabulary else {}),

@@ -1,6 +1,7 @@
 """Everything beside the weights that makes a folder a model."""
 
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -40,9 +41,12 @@ def write_companions(
 
 
 def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
+    if prepared.heads_apart:
+        (folder / HEADS).mkdir(exist_ok=True)
+    for path in prepared.earlier_heads.values():
+        shutil.copyfile(path, folder / HEADS / path.name)
     for model in prepared.alignment.models:
         if model.heads:
-            (folder / HEADS).mkdir(exist_ok=True)
             specs = {name: model.checkpoint.spec(name) for name in model.heads}
             with (folder / HEADS / f"{model.name}.safetensors").open("wb") as file:
                 file.write(encode_header(specs, prepared.head_records[model.name].metadata)[0])

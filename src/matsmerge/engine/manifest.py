@@ -105,7 +105,7 @@ def make_manifest(
         "inputs": inputs,
         "notes": prepared.public_notes,
         "tied": dict(prepared.alignment.tied),
-        "heads": {m.name: list(m.heads) for m in prepared.alignment.models if m.heads},
+        "heads": prepared.heads_apart,
         **({"lora": lora} if lora else {}),
         "rules": [_describe_rule(rule) for rule in rules],
         "parameters": {

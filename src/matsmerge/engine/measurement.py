@@ -22,7 +22,7 @@ def measure(
     result: dict[str, Measured] = {}
     for group in plan.measured_together:
         measured = _measure_together(group, worker, executor, progress)
-        result |= {parameter.name: measured for parameter in group}
+        result |= {p.name: p.rule.method.measured_of(p.name, measured) for p in group}
     if plan.measured_alone:
         pieces = [_alone(parameter, worker.alignment) for parameter in plan.measured_alone]
         pieces.sort(key=lambda piece: -piece.num_bytes)  # so that all workers end together

@@ -104,7 +104,7 @@ def make_model_card(
     on = f"\nBase model: {escape(_hub_name(base))}\n" if base else ""
     listed = "".join(f"- {escape(note)}\n" for note in notes)
     noted = f"\n## Notes\n\n{listed}" if notes else ""
-    tasks = [model.name for model in prepared.alignment.models if model.heads]
+    tasks = list(prepared.heads_apart)
     use = (
         f"\n## Use\n\n{fenced(_usage(title, tasks, library, loader), 'python')}\n"
         if library

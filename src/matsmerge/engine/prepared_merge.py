@@ -12,6 +12,7 @@ from matsmerge.checkpoints.checkpoint import Checkpoint, TensorSpec
 from matsmerge.checkpoints.companions import code_notes, companion_files
 from matsmerge.checkpoints.model_parts import complete_models
 from matsmerge.checkpoints.public_names import public_name, public_text
+from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.checkpoints.source import Source
 from matsmerge.checkpoints.vocabularies import TokenizerComparison, compare_tokenizers
 from matsmerge.engine.adapter_output import AdapterOutput, plan_output
@@ -42,7 +43,7 @@ from matsmerge.methods.objectives.objective import Evidence
 from matsmerge.methods.passthrough import Passthrough
 from matsmerge.recipes.recipe import WIDEST, Recipe
 from matsmerge.recipes.rules import Rule, check_patterns, make_rules
-from matsmerge.tasks.head_record import HeadRecord, record_head
+from matsmerge.tasks.head_record import HeadRecord, find_heads, record_head
 
 
 @dataclass(frozen=True)
@@ -94,9 +95,22 @@ class PreparedMerge:
         return [public_text(note, labels) for note in self.notes]
 
     @property
+    def earlier_heads(self) -> dict[str, Path]:
+        """Files of heads that the merge before kept apart, where its result is the only model."""
+        models = self.alignment.models
+        return find_heads(models[0].checkpoint.folder) if len(models) == 1 else {}
+
+    @property
+    def heads_apart(self) -> dict[str, list[str]]:
+        """The parameters of heads that have files of their own, by task."""
+        earlier = {task: list(read_header(f).specs) for task, f in self.earlier_heads.items()}
+        return earlier | {m.name: list(m.heads) for m in self.alignment.models if m.heads}
+
+    @property
     def num_head_bytes(self) -> int:
         models = self.alignment.models
-        return sum(m.checkpoint.spec(name).num_bytes for m in models for name in m.heads)
+        own = sum(m.checkpoint.spec(name).num_bytes for m in models for name in m.heads)
+        return own + sum(path.stat().st_size for path in self.earlier_heads.values())
 
     @property
     def num_companion_bytes(self) -> int:

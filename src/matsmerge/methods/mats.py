@@ -27,7 +27,7 @@ from matsmerge.methods.parts import (
     SolverPart,
     Stage,
 )
-from matsmerge.methods.site import Grain, MergedSite, Shares, Site, SiteTask
+from matsmerge.methods.site import Grain, Measured, MergedSite, Shares, Site, SiteTask
 from matsmerge.methods.solvers import ClosedForm, ConjugateGradients
 from matsmerge.methods.task_arithmetic import TaskArithmetic
 
@@ -229,6 +229,9 @@ class Mats(Parts, Method):
 
     def measure(self, tasks: Sequence[SiteTask], num_elements: int) -> Measuring:
         return self.start.measure(tasks, num_elements)
+
+    def measured_of(self, parameter: str, measured: Measured) -> Measured:
+        return self.start.measured_of(parameter, measured)
 
     def for_vectors(self) -> Self:
         """Exact blocks of the Fisher information for (IA)^3, unless an objective was chosen.

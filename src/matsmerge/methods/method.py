@@ -68,6 +68,10 @@ class Method(Options, ABC):
         return {}
         yield
 
+    def measured_of(self, parameter: str, measured: Measured) -> Measured:  # noqa: ARG002
+        """What one parameter needs of what was learned of all that are measured together."""
+        return measured
+
     @property
     def measured_over(self) -> Literal["parameter", "model"] | None:
         """What has to be read in full before the first site can be merged."""

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from matsmerge.methods.method import Measuring, Method, Pass
-from matsmerge.methods.site import Site, SiteTask, add_models
+from matsmerge.methods.site import Measured, Site, SiteTask, add_models
 
 # Of a parameter the sum of squares of its change.
 Squares = tuple[str, float]
@@ -47,8 +47,11 @@ class PolarizeLayers(Method):
         means = {kind: sum(own) / len(own) for kind, own in of_kinds.items()}
         return {name: [norm / (means[_kind(name)] or 1.0)] for name, norm in norms.items()}
 
+    def measured_of(self, parameter: str, measured: Measured) -> Measured:
+        return {"ratio": measured.get(parameter, [1.0])}
+
     def merge(self, site: Site) -> Tensor:
-        (ratio,) = site.measured.get(site.parameter, [1.0])
+        (ratio,) = site.measured["ratio"]
         factor = self.scale * ratio**self.power
         return add_models(site, 1 - factor, [factor])
 
