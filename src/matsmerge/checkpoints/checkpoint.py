@@ -18,6 +18,8 @@ from matsmerge.problems import counted
 if TYPE_CHECKING:
     from matsmerge.checkpoints.scaled_floats import Scaled
 
+_MOST_OF_LINE = 200  # characters
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -163,8 +165,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def first_line(error: BaseException) -> str:
     """The beginning of a foreign error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return line if len(line) <= _MOST_OF_LINE else f"{line[:_MOST_OF_LINE]}…"
 
 
 def check_dtype(dtype: torch.dtype, name: str, label: str) -> None:
