@@ -89,6 +89,21 @@ def with_head(state: State, num_labels: int) -> State:
     }
 
 
+def test_counters_of_batches_may_differ() -> None:
+    """No two models that were trained further have the same."""
+    states = []
+    for number in (3, 5):
+        state = torch.nn.BatchNorm1d(4).state_dict()
+        state["num_batches_tracked"].fill_(number)
+        state["running_mean"].fill_(number)
+        states.append(state)
+    with pytest.warns(UserWarning, match="how many batches each was trained on"):
+        merged = matsmerge.merge(states, method="average")
+    assert merged["num_batches_tracked"].item() == 3
+    assert merged["running_mean"].tolist() == [4.0] * 4
+    assert matsmerge.merge([states[0], dict(states[0])], method="average").notes == ()
+
+
 def test_buffers_that_only_the_base_has_are_not_used(make_state: Make) -> None:
     models = [make_state(1), make_state(2)]
     for model in models:

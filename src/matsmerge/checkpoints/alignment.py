@@ -19,6 +19,7 @@ RowViews = Callable[
 ]
 
 _COMPARE_ELEMENTS = 1 << 20
+_COUNTER = "num_batches_tracked"
 _MAX_PREFIX_PARTS = 8  # modules that a checkpoint's names may have in front of another's
 
 
@@ -122,8 +123,14 @@ def align(
     shared = tuple(tables[next(iter(models))])
     if not shared:
         raise AlignmentError("no parameters are left to merge: the head patterns match all of them")
+    differing = {n: _compare_exact(n, aligned) for n in shared if not may_differ(n)}
+    if any(found for n, found in differing.items() if _is_counter(n)):
+        notes.append(
+            f"how many batches each was trained on (*.{_COUNTER}) is taken from one model; it "
+            "changes nothing that is computed"
+        )
     AlignmentError.raise_all(
-        problem for n in shared if not may_differ(n) for problem in _compare_exact(n, aligned)
+        problem for n, found in differing.items() if not _is_counter(n) for problem in found
     )
     return Alignment(
         models=tuple(aligned[name] for name in models),
@@ -334,6 +341,11 @@ def is_by_token(name: str, shape: tuple[int, ...]) -> bool:
 def has_row_per_token(name: str) -> bool:
     """Is it an embedding, or an output layer with a row for each token?"""
     return bool(_BY_TOKEN.search(name.lower()))
+
+
+def _is_counter(name: str) -> bool:
+    """Does a batch norm count its batches in it, which nothing but further training may read?"""
+    return name.endswith(_COUNTER)
 
 
 def _compare_exact(name: str, everyone: Mapping[str, AlignedModel]) -> list[str]:

@@ -149,6 +149,8 @@ class SearchSpace:
                 _set_of_model(data, part, name, value)
             elif key in Recipe.model_fields:
                 data[key] = value
+            elif dot and part == "method":
+                raise RecipeError(f"search: {key}: options of the method have no prefix: {name}")
             else:
                 if dot and part not in data["method"]:
                     raise RecipeError(
