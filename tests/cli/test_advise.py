@@ -39,6 +39,24 @@ def test_the_recipe_can_be_merged(mats: Run, family: Family, tmp_path: Path) -> 
     assert "actmat" in file.read_text()
 
 
+def test_data_in_splits(mats: Run, family: Family, tmp_path: Path) -> None:
+    flags: list[object] = []
+    for path in family.data:
+        task = tmp_path / f"{path.stem}.yaml"
+        text = f"task: sequence_classification\ndata: {path}\nsplits: {{train: 0.5, test: 0.5}}\n"
+        task.write_text(text)
+        flags += ["--data", task]
+    code, _, err = mats("advise", *family.flags, *flags)
+    assert code == 1
+    assert "has the splits train, test; say which one to use (--split" in err
+    file = tmp_path / "recipe.yaml"
+    code, out, err = mats("advise", *family.flags, *flags, "--split", "train", "--out", file)
+    assert code == 0, err
+    assert out.count("split: train") == 3
+    code, _, err = mats("merge", file, "--dry-run")
+    assert code == 0, err
+
+
 def test_without_a_file_it_says_to_make_one(mats: Run, family: Family) -> None:
     code, out, _ = mats("advise", *family.flags)
     assert code == 0

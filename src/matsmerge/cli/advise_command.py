@@ -36,6 +36,9 @@ class AdviceOptions(CommandOptions):
     """A model's data, labelled or not, or a task file (.yaml) that names it; in the order of the
     models. Repeat for each."""
 
+    split: str | None = None
+    """Of data with several, such as train: the one to look at."""
+
     num_examples: int = option(300, ge=1, le=MOST_COUNTED)
     """Of each model's data so many examples are looked at, drawn at random."""
 
@@ -67,6 +70,7 @@ def advise(asked: AdviceOptions, earlier: Replacing, screen: JsonScreen) -> None
     pairs = [split_name(model) for model in asked.models]
     made = iter(short_names([s for n, s in pairs if not n], [n for n, _ in pairs if n]))
     named = [(name or next(made), source) for name, source in pairs]
+    of_split = [{"path": path, "split": asked.split} for path in asked.data]
     if len(dict(named)) < len(named):
         raise RecipeError("two models have the same name; name them apart as in NAME=MODEL")
     with screen.bars() as bars:
@@ -74,7 +78,7 @@ def advise(asked: AdviceOptions, earlier: Replacing, screen: JsonScreen) -> None
             dict(named),
             asked.base,
             statistics=asked.statistics or None,
-            data=asked.data or None,
+            data=(of_split if asked.split else asked.data) or None,
             num_examples=asked.num_examples,
             ignore_tokenizers=asked.ignore_tokenizers,
             progress=bars,

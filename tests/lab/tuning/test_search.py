@@ -377,6 +377,19 @@ def test_values() -> None:
     assert space.iterations == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("method.scale", "options of the method have no prefix: scale"),
+        ("init.scale", "the recipe's method names no init; say which one it is"),
+    ],
+)
+def test_places_that_a_recipe_does_not_have(key: str, message: str) -> None:
+    recipe = {"models": ["a"], "base": "b", "method": "task_arithmetic"}
+    with pytest.raises(RecipeError, match=message):
+        SearchSpace(recipe, {key: [0.5]}).fill({key: 0.5})
+
+
 def test_intermediate_task_merging(setting: Path, mats: Run) -> None:
     """Two models, one of which has the task that counts: the paper's way, and in closed form."""
     code, _, error = mats(
