@@ -173,7 +173,7 @@ def test_no_tensor_is_made_without_a_device() -> None:
         "gram.py": 1,  # a zero
         "kfac.py": 1,  # a zero
         "kronecker_sums.py": 5,  # a number for each model, or for two
-        "nystrom.py": 1,  # random directions, moved
+        "nystrom.py": 3,  # random directions and their groups, moved
         "operators.py": 1,  # a number
         "sce.py": 2,  # where entries are, in a measurement, which the processor makes
         "triangle.py": 1,  # a start for iterations, moved
