@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pydantic import Field
 from torch import Tensor
 
+from matsmerge.limits import MOST_POWER
 from matsmerge.linalg.calibration import calibrate
 from matsmerge.linalg.essential_subspaces import merge_in_subspaces
 from matsmerge.linalg.operators import Paired
@@ -59,13 +60,13 @@ class EssentialSubspaces(Solver):
     num_output_matrices = 9
 
     power: float = Field(
-        0.15, allow_inf_nan=False, ge=0, description="how much the leading directions are raised"
+        0.15, ge=0, le=MOST_POWER, description="how much the leading directions are raised"
     )
     task_power: float = Field(
-        0.0, allow_inf_nan=False, ge=0, description="how much models with large changes are raised"
+        0.0, ge=0, le=MOST_POWER, description="how much models with large changes are raised"
     )
     input_power: float = Field(
-        0.0, allow_inf_nan=False, ge=0, description="how much inputs that all models use are raised"
+        0.0, ge=0, le=MOST_POWER, description="how much inputs that all models use are raised"
     )
 
     def refusal(self, objective: Objective, num_products: int) -> str | None:  # noqa: ARG002

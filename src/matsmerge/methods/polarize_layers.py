@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from matsmerge.limits import MOST_POWER
 from matsmerge.methods.method import Measuring, Method, Pass
 from matsmerge.methods.site import Measured, Site, SiteTask, add_models
 
@@ -30,7 +31,7 @@ class PolarizeLayers(Method):
     num_models = 1
 
     power: float = Field(
-        2.0, ge=0, allow_inf_nan=False, description="how much sizes of changes are driven apart"
+        2.0, ge=0, le=MOST_POWER, description="how much sizes of changes are driven apart"
     )
     scale: float = Field(1.0, description="factor on all changes")
 
