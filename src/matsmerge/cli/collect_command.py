@@ -48,7 +48,7 @@ class Collected(CommandOptions):
 
     fisher: str = "empirical"
     """empirical: gradients for the given answers. true: for answers as likely as the model finds
-    them; summed over up to 32 classes or choices, else estimated with random signs."""
+    them; exact for two classes or choices (--num-samples: for more), else by random signs."""
 
     reduction: str = option("sum", flag="--loss")
     """log p(y|x) as the sum or the mean over the tokens of y."""

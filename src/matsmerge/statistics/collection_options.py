@@ -33,7 +33,8 @@ class CollectionOptions(BaseModel):
 
     fisher: Expectation = "empirical"
     """Gradients for the given answers (empirical), or for answers as likely as the model finds
-    them (true): exactly for few classes, else all at once with random signs."""
+    them (true): exactly for `num_samples` + 1 classes or fewer, else all at once with random
+    signs."""
 
     reduction: Reduction = "sum"
     """log p(y | x) of a sequence y: the sum or the mean over its tokens."""
