@@ -329,3 +329,19 @@ def test_errors(mats: Run, bert: Path, tmp_path: Path, options: list[str], messa
     assert code == 1, err
     assert re.search(message, err.replace("\n", " ")), err
     assert not list(tmp_path.glob("*s.safetensors*"))
+
+
+def test_what_is_wrong_with_any_model_is_said_first(mats: Run, bert: Path, tmp_path: Path) -> None:
+    wrong = [{"text": "a", "label": 0}, {"text": "b", "label": 7}], [{"sentence": "a", "label": 0}]
+    data = [tmp_path / name for name in ("data.jsonl", "label.jsonl", "column.jsonl")]
+    outs = [tmp_path / f"{path.stem}.safetensors" for path in data]
+    for path, rows in zip(data[1:], wrong, strict=True):
+        write_rows(path, rows)
+    options = [
+        o for pair in zip(data, outs, strict=True) for o in ("--data", pair[0], "--out", pair[1])
+    ]
+    code, _, err = mats("collect", *[bert] * 3, *options, "--statistics", "fisher", "-q")
+    assert code == 1
+    assert "label 7 is out of range" in " ".join(err.split())
+    assert "no column 'text'" in " ".join(err.split())
+    assert not any(out.exists() for out in outs)

@@ -193,7 +193,7 @@ def collect(
     device = loading.device
     if process.num_processes > 1 and device is None and loading.device_map is None:
         device = _own_device()
-    also, are_adapters = _changed_by_adapters(models)
+    also, adapters = _changed_by_adapters(models)
     max_bytes = parse_bytes(limits.max_memory) if limits.max_memory else None
     if max_bytes is not None or limits.dry_run:
         _check_limits(models, loading)
@@ -213,9 +213,8 @@ def collect(
         device_map=loading.device_map,
         max_bytes=max_bytes,
     )
-    if len(models) > 1 and are_adapters:
-        for i in range(len(models)):  # what is wrong with the last is said before the first runs
-            work.ready(i, screen)
+    if len(models) > 1:
+        work.check(screen, adapters)
     if limits.dry_run:
         reports = [work.describe(i, screen) for i in range(len(models))]
     elif on_ray is not None:
@@ -310,18 +309,18 @@ def _asked(
     return asked
 
 
-def _changed_by_adapters(models: list[str]) -> tuple[list[str], bool]:
-    """Weights that some of several LoRAs changes, and whether all models are adapters.
+def _changed_by_adapters(models: list[str]) -> tuple[list[str], set[str]]:
+    """Weights that some of several LoRAs changes, and which models are adapters.
 
     To merge LoRAs that change different weights, statistics of all of these are needed.
     """
     from matsmerge.adapters.adapter_folder import read_adapter
     from matsmerge.checkpoints.source import open_checkpoint
 
-    adapters = [read_adapter(open_checkpoint(model)) for model in models]
-    found = [a for a in adapters if a is not None]
-    weights = {w: None for a in found if a.kind.is_folded for w in a.weights}
-    return list(weights), len(found) == len(models)
+    opened = {model: read_adapter(open_checkpoint(model)) for model in models}
+    adapters = {model: adapter for model, adapter in opened.items() if adapter is not None}
+    weights = {w: None for a in adapters.values() if a.kind.is_folded for w in a.weights}
+    return list(weights), {*adapters}
 
 
 def _task_file(task: str | None, given: dict[str, Any]) -> "TaskFile":

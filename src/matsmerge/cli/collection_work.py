@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from matsmerge.cli.collected_display import describe_collected, show_collected
 from matsmerge.cli.display import Screen
 from matsmerge.cli.needs_display import describe_least, describe_needs, show_least, show_needs
-from matsmerge.errors import DataError
+from matsmerge.errors import DataError, MatsError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from matsmerge import Executor
     from matsmerge.data.rows import Data
@@ -73,6 +73,20 @@ class CollectionWork:
             columns=described.columns, wordings=described.wordings, **self.choice
         )
         return prepare_collection(loaded, rows, self.options, choice, part)
+
+    def check(self, screen: Screen, adapters: "Container[str]") -> None:
+        """Say what is wrong with any of the models or their data before the first one runs.
+
+        Only adapters, which share their base, are loaded with values for that.
+        """
+        problems: dict[str, None] = {}
+        for i, model in enumerate(self.models):
+            is_spread = self.device_map is not None
+            try:
+                self.ready(i, screen, is_empty=model not in adapters and not is_spread)
+            except MatsError as error:
+                problems |= dict.fromkeys(error.problems)
+        MatsError.raise_all(problems)
 
     def describe(self, i: int, screen: Screen) -> dict[str, Any]:
         """What collecting would take."""
