@@ -159,6 +159,34 @@ def test_order_does_not_matter(method: str) -> None:
         torch.testing.assert_close(forward[name], backward[name], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("method", NAMES)
+def test_a_model_that_does_not_change_a_matrix_has_no_part_in_it(method: str) -> None:
+    base, models = make()
+    frozen = dict(models[1], tall=base["tall"])
+    merged = matsmerge.merge([models[0], frozen, models[2]], base, method)
+    others = matsmerge.merge([models[0], models[2]], base, method)
+    assert torch.equal(merged["tall"], others["tall"])
+    assert not torch.equal(merged["wide"], others["wide"])
+
+
+@pytest.mark.parametrize("method", ["tsv_m", "iso_c", "iso_cts"])
+def test_changes_of_low_rank_merge_in_the_directions_that_they_have(method: str) -> None:
+    torch.manual_seed(0)
+    base = torch.randn(30, 20, dtype=torch.float64)
+    factors = [(torch.randn(30, r).double(), torch.randn(r, 20).double()) for r in (2, 3)]
+    models = [{"w": base + a @ b} for a, b in factors]
+    merged = matsmerge.merge(models, {"w": base}, method)["w"] - base
+    left = torch.linalg.qr(torch.cat([a for a, _ in factors], 1)).Q
+    right = torch.linalg.qr(torch.cat([b for _, b in factors]).mT).Q
+    core = left.mT @ merged @ right  # (5, 5), of all that there is
+    torch.testing.assert_close(left @ core @ right.mT, merged, rtol=1e-9, atol=1e-9)
+    assert torch.linalg.matrix_rank(core, rtol=1e-6) == 5
+    within = [left.mT @ a @ b @ right for a, b in factors]
+    if method == "iso_c":  # no other method has all directions of such small matrices
+        expected = torch.from_numpy(iso_c([c.numpy() for c in within]))
+        torch.testing.assert_close(core, expected, rtol=1e-9, atol=1e-9)
+
+
 def test_more_models_than_directions() -> None:
     torch.manual_seed(0)
     base = {"w": torch.randn(2, 5)}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matsmerge.methods.spectral import SpectralMethod
+from matsmerge.methods.spectral import SpectralMethod, singular_triples
 
 
 class IsotropicCommon(SpectralMethod):
@@ -19,6 +19,5 @@ class IsotropicCommon(SpectralMethod):
     is_isotropic = True
 
     def merge_matrices(self, changes: Sequence[Tensor]) -> Tensor:
-        u, s, v = torch.linalg.svd(torch.stack(list(changes)).sum(0), full_matrices=False)
-        change: Tensor = s.mean() * (u @ v)
-        return change
+        u, s, v = singular_triples(torch.stack(list(changes)).sum(0))
+        return s.sum() / max(1, len(s)) * (u @ v.mT)

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from matsmerge.methods.spectral import SpectralMethod, nearest_orthogonal
+from matsmerge.methods.spectral import SpectralMethod, nearest_orthogonal, singular_triples
 
 
 class IsotropicCommonAndSpecific(SpectralMethod):
@@ -27,13 +27,12 @@ class IsotropicCommonAndSpecific(SpectralMethod):
         # What is not common is divided evenly among tasks.
         num_own = min(round((num - int(num * self.common)) / num_tasks), num // num_tasks)
         num_common = num - num_own * num_tasks
-        u, s, v = torch.linalg.svd(torch.stack(list(changes)).sum(0), full_matrices=False)
-        u, s, v = u[:, :num_common], s[:num_common], v[:num_common].mT
-        parts = [(u, s, v)]
+        common = singular_triples(torch.stack(list(changes)).sum(0))
+        parts = [tuple(part[..., :num_common] for part in common)]
+        u = parts[0][0]
         for change in changes:
-            own_u, own_s, own_v = torch.linalg.svd(
-                change - u @ (u.mT @ change), full_matrices=False
-            )
-            parts.append((own_u[:, :num_own], own_s[:num_own], own_v[:num_own].mT))
+            own = singular_triples(change - u @ (u.mT @ change), float(change.norm()))
+            parts.append(tuple(part[..., :num_own] for part in own))
         left, sizes, right = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-        return sizes.mean() * nearest_orthogonal(left) @ nearest_orthogonal(right).mT
+        mean = sizes.sum() / max(1, len(sizes))
+        return mean * nearest_orthogonal(left) @ nearest_orthogonal(right).mT

@@ -11,10 +11,15 @@ from matsmerge.methods.method import Method
 from matsmerge.methods.site import Grain, Site, total_weight
 
 
+# Of a change of one hundredth of weights that were rounded to float32: what rounding adds to it.
+_ROUNDING = 1e-5
+
+
 class SpectralMethod(Method):
     """theta = theta_base + scale * (the task vectors, merged as matrices).
 
-    Parameters that are no matrices get the mean of the task vectors.
+    Models that do not change a matrix have no part in it. Parameters that are no matrices get the
+    mean of the task vectors.
     """
 
     grain = Grain.TENSOR
@@ -41,7 +46,10 @@ class SpectralMethod(Method):
             for task in site.tasks
         ]
         if base.ndim == 2:
-            change = self.merge_matrices(changes)
+            changing = [change for change in changes if change.any()]
+            if not changing:
+                return base
+            change = self.merge_matrices(changing)
         else:
             change = torch.stack(changes).sum(0) / total_weight(site.tasks)
         return base.add_(change, alpha=self.scale)
@@ -49,6 +57,18 @@ class SpectralMethod(Method):
     @abstractmethod
     def merge_matrices(self, changes: Sequence[Tensor]) -> Tensor:
         """The merged change of a weight from its task vectors, (out, in) each."""
+
+
+def singular_triples(matrix: Tensor, size: float | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The singular triples (out, k), (k,), (in, k) of a matrix (out, in) of rank k.
+
+    A change with fewer directions than its shape allows, as of a LoRA, goes without the others:
+    their singular vectors could be any. `size` is the norm of what rounding is relative to, by
+    default that of the matrix.
+    """
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    rank = int((s > _ROUNDING * (float(matrix.norm()) if size is None else size)).sum())
+    return u[:, :rank], s[:rank], v[:rank].mT
 
 
 def nearest_orthogonal(matrix: Tensor) -> Tensor:  # (d, k), k <= d

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from matsmerge.methods.spectral import SpectralMethod, nearest_orthogonal
+from matsmerge.methods.spectral import SpectralMethod, nearest_orthogonal, singular_triples
 
 
 class TaskSingularVectors(SpectralMethod):
@@ -22,12 +22,6 @@ class TaskSingularVectors(SpectralMethod):
         num_kept = min(changes[0].shape) // len(changes)
         if num_kept == 0:  # more models than directions
             return torch.stack(list(changes)).mean(0)
-        u, s, v = zip(*(_leading(change, num_kept) for change in changes), strict=True)
-        left, right = nearest_orthogonal(torch.cat(u, 1)), nearest_orthogonal(torch.cat(v, 1))
-        return left * torch.cat(s) @ right.mT
-
-
-def _leading(change: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The leading singular triples: (out, num), (num,), (in, num)."""
-    u, s, v = torch.linalg.svd(change, full_matrices=False)
-    return u[:, :num], s[:num], v[:num].mT
+        parts = zip(*(singular_triples(change) for change in changes), strict=True)
+        u, s, v = (torch.cat([own[..., :num_kept] for own in part], -1) for part in parts)
+        return nearest_orthogonal(u) * s @ nearest_orthogonal(v).mT
