@@ -4,12 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-import torch
-
 from matsmerge.adapters.adapter import CONFIG
 from matsmerge.checkpoints.checkpoint import dtype_name
 from matsmerge.checkpoints.companions import add_chat_template, copy_companions, read_object
-from matsmerge.checkpoints.safetensors_header import encode_header
+from matsmerge.checkpoints.safetensors_file import write_tensors
 from matsmerge.engine.model_card import make_mergekit_config, make_model_card
 from matsmerge.engine.prepared_merge import PreparedMerge
 from matsmerge.engine.private_paths import write_paths
@@ -47,11 +45,9 @@ def _write_heads(prepared: PreparedMerge, folder: Path) -> None:
         shutil.copyfile(path, folder / HEADS / path.name)
     for model in prepared.alignment.models:
         if model.heads:
-            specs = {name: model.checkpoint.spec(name) for name in model.heads}
-            with (folder / HEADS / f"{model.name}.safetensors").open("wb") as file:
-                file.write(encode_header(specs, prepared.head_records[model.name].metadata)[0])
-                for name in specs:
-                    file.write(model.checkpoint[name].view(-1).view(torch.uint8).numpy().data)
+            tensors = {name: model.checkpoint[name] for name in model.heads}
+            record = prepared.head_records[model.name]
+            write_tensors(folder / HEADS / f"{model.name}.safetensors", tensors, record.metadata)
 
 
 def loader_of(folder: Path) -> tuple[str | None, str | None]:

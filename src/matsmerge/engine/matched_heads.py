@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from matsmerge.checkpoints.safetensors_file import write_tensors
 from matsmerge.checkpoints.safetensors_header import read_header
 from matsmerge.engine.prefix_task import AskedModel, naming
 from matsmerge.errors import DataError
@@ -102,7 +103,8 @@ class HeadMatching:
                     parameter.data.copy_(value)
                     tensor = merged.head_names[f"{name}.{part}"]
                     stored[tensor] = value.to(stored[tensor].dtype).contiguous()
-        save_file(stored, file, dict(read_header(file).metadata))
+        header = read_header(file)
+        write_tensors(file, {name: stored[name] for name in header.specs}, header.metadata)
 
     @staticmethod
     def _stored(asked: AskedModel, loaded: LoadedModel) -> Mapping[str, str]:

@@ -10,7 +10,6 @@ from torch import Tensor
 from matsmerge.methods.method import Method
 from matsmerge.methods.site import Grain, Site, total_weight
 
-
 # Of a change of one hundredth of weights that were rounded to float32: what rounding adds to it.
 _ROUNDING = 1e-5
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
+from matsmerge.checkpoints.safetensors_file import write_tensors
 from matsmerge.lab.training.fresh_heads import JointModel
 from matsmerge.models.model_folder import ModelFolder
 from matsmerge.tasks.head_record import HEADS, HeadRecord
@@ -53,7 +53,7 @@ def write_as_stored(each: Sequence[LoadedModel], tasks: Sequence[str], folder: P
     tensors = {name: checkpoint[name] for name in checkpoint.specs}
     for name, stored in first.names.items():
         tensors[stored] = first.model.get_parameter(name)
-    _save(folder / "model.safetensors", tensors, HeadRecord())
+    write_tensors(folder / "model.safetensors", tensors, HeadRecord().metadata)
     assert checkpoint.folder is not None
     shutil.copyfile(checkpoint.folder / "config.json", folder / "config.json")
     for task, one in zip(tasks, each, strict=True):
@@ -65,9 +65,5 @@ def _write_head(
     folder: Path, name: str, tensors: Mapping[str, torch.Tensor], record: HeadRecord | None = None
 ) -> None:
     (folder / HEADS).mkdir(exist_ok=True)
-    _save(folder / HEADS / f"{name}.safetensors", tensors, record or HeadRecord())
-
-
-def _save(path: Path, tensors: Mapping[str, torch.Tensor], record: HeadRecord) -> None:
-    values = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(values, path, record.metadata)
+    path = folder / HEADS / f"{name}.safetensors"
+    write_tensors(path, tensors, (record or HeadRecord()).metadata)
