@@ -66,10 +66,11 @@ def test_patterns_match_what_they_should_and_nothing_else() -> None:
         assert [n for n in everything if matches(n, patterns)] == sorted(own)
 
 
-def vectors(*moves: dict[str, float]) -> TaskVectors:
+def vectors(*moves: dict[str, float], also: str | None = None) -> TaskVectors:
     """Models whose parameters moved by these multiples of their norms, at random."""
     g = torch.Generator().manual_seed(0)
-    base = {n: torch.randn(s, generator=g) for n, s in BODY.items()}
+    shapes = BODY | ({also: (3, 8)} if also else {})
+    base = {n: torch.randn(s, generator=g) for n, s in shapes.items()}
     models = {}
     for i, by in enumerate(moves):
         state = {}
@@ -90,6 +91,13 @@ def test_layers_learnt_from_scratch_stand_out() -> None:
 
 def test_one_model_is_enough_where_nothing_of_the_base_is_left() -> None:
     assert find_fresh(vectors({"pooler.weight": 30.0}, {}, {})) == {"pooler": pytest.approx(30.0)}
+
+
+def test_a_head_of_several_modules() -> None:
+    """As that of a ResNet, whose linear layer comes after one that flattens."""
+    name = "classifier.1.weight"
+    found = find_fresh(vectors({name: 30.0}, {name: 30.0}, also=name))
+    assert found == {"classifier.1": pytest.approx(30.0)}
 
 
 @pytest.mark.parametrize("name", ["layer.1.w", "embed.weight"])

@@ -36,7 +36,8 @@ def best(now: Situation) -> str:
         ({"change": 0.001}, "actmat"),
         ({"has_data": True, "poor": ("a",)}, "mats_cross"),
         ({"has_data": True, "poor": ("a", "b")}, "task_arithmetic"),
-        ({"view": "vectors", "has_data": True}, "task_arithmetic"),
+        ({"view": "vectors"}, "task_arithmetic"),
+        ({"view": "vectors", "has_data": True}, "mats_cross"),
         ({"view": "vectors", "kinds": frozenset({"block_fisher"})}, "mats"),
         ({"view": "folded"}, "actmat"),
         ({"large": {"a": 4.0}}, "wudi"),
@@ -112,8 +113,8 @@ def test_methods_exist_and_recipes_take_them() -> None:
 def test_expectations_are_of_the_nearest_suite() -> None:
     (near,), (far,) = expect("mats_kfac", 0.01), expect("mats_kfac", 0.2)
     assert "text-small" in near.text
-    assert "mats_kfac kept 98 %" in near.text
+    assert "mats_kfac kept 98 % and averaging 89 %" in near.text
     assert "vision-small" in far.text
     (unknown,) = expect("mats", 0.01)
-    assert "mats was not tried" in unknown.text
+    assert "There averaging kept 89 %" in unknown.text
     assert not list(expect("mats", 0.0))

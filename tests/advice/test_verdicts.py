@@ -65,6 +65,32 @@ def test_the_base_among_the_models() -> None:
     assert "leave it out" in found.text
 
 
+def test_a_model_next_to_the_base_among_the_models() -> None:
+    near = vectors([0.02, 1e-6])
+    assert verdicts.unmoved(near) == ("b",)
+    (found,) = verdicts.judge_origin(near)
+    assert (found.level, found.models) == ("warning", ("b",))
+    assert verdicts.large_norms(near, ["b"]) == {}
+    assert not list(verdicts.judge_norms(near, {}, ["b"]))
+    assert verdicts.unmoved(vectors([0.02, 0.0019])) == ()
+    assert verdicts.unmoved(vectors([1e-6, 2e-6])) == ()  # both moved as little
+
+
+def test_only_those_that_moved_far_are_spoken_of() -> None:
+    (found,) = verdicts.judge_origin(vectors([0.02, 0.15]))
+    assert found.models == ("b",)
+    assert "by 15.0% of its norm" in found.text
+
+
+def test_norms_do_not_hide_another_base() -> None:
+    matrices = vectors([0.02, 2.0])
+    scales = torch.zeros(3, 3, dtype=F64)
+    scales[0, 0] = 1000.0  # the same in all
+    everything = TaskVectors(matrices.models, {**matrices.products, "norm": scales}, frozenset("w"))
+    (found,) = verdicts.judge_origin(everything)
+    assert (found.subject, found.models) == ("base", ("b",))
+
+
 def test_long_task_vectors() -> None:
     even = vectors([1, 2, 2.9])
     assert not verdicts.large_norms(even)
@@ -76,8 +102,8 @@ def test_long_task_vectors() -> None:
     assert (found.level, found.models) == ("warning", ("d",))
     assert verdicts.large_norms(vectors([1, 4])) == {"b": pytest.approx(4.0)}
     assert verdicts.large_norms(vectors([0, 4])) == {}
-    assert verdicts.large_norms(vectors([1, 4]), poor=["a"]) == {}
-    assert verdicts.large_norms(vectors([1, 1, 4, 5]), poor=["d"]) == {"c": pytest.approx(4.0)}
+    assert verdicts.large_norms(vectors([1, 4]), ["a"]) == {}
+    assert verdicts.large_norms(vectors([1, 1, 4, 5]), ["d"]) == {"c": pytest.approx(4.0)}
 
 
 def test_directions() -> None:

@@ -32,6 +32,7 @@ def give_advice(subject: AdviceSubject, num_examples: int, progress: Progress) -
     vectors = everything.without(in_modules(everything.products, fresh))
     sizes = fisher_sizes(opened.statistics) if opened.kinds else {}
     poor = tuple(name for name, own in answers.items() if verdicts.is_poor(own))
+    left_out = {*poor, *verdicts.unmoved(vectors)}
     situation = Situation(
         models=vectors.models,
         view=opened.inputs.view,
@@ -40,7 +41,7 @@ def give_advice(subject: AdviceSubject, num_examples: int, progress: Progress) -
         has_data=len(opened.rows) == len(vectors.models),
         kinds=opened.kinds,
         poor=poor,
-        large=verdicts.large_norms(vectors, poor),
+        large=verdicts.large_norms(vectors, left_out),
         fisher=sizes,
     )
     own = [*opened.unshared, *in_modules(everything.products, fresh)]
@@ -49,7 +50,7 @@ def give_advice(subject: AdviceSubject, num_examples: int, progress: Progress) -
         *opened.findings,
         *_judge_fresh(fresh, everything),
         *verdicts.judge_origin(vectors),
-        *verdicts.judge_norms(vectors, situation.large),
+        *verdicts.judge_norms(vectors, situation.large, left_out),
         *verdicts.judge_directions(vectors),
         *verdicts.judge_fisher(sizes),
         *verdicts.judge_answers(answers),

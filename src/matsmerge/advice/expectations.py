@@ -44,11 +44,11 @@ def expect(method: str, change: float) -> Iterator[Finding]:
         return
     suite = min(_SUITES, key=lambda s: abs(math.log(change / s.change)))
     own = suite.kept.get(method)
-    known = f"{method} kept {own:.0f} %" if own else f"{method} was not tried"
+    known = f"{method} kept {own:.0f} % and averaging" if own else "averaging kept"
     yield Finding(
         "expectation",
         "note",
         f"Of our suites, {suite.name} is the most like this: its models moved by {suite.change:.0%}"
-        f" of a typical matrix's norm. There {known} of the separate models' accuracy, averaging "
-        f"{suite.kept['average']:.0f} %. Check the result on your own tasks (mats evaluate).",
+        f" of a typical matrix's norm. There {known} {suite.kept['average']:.0f} % of the separate "
+        "models' accuracy. Check the result on your own tasks (mats evaluate).",
     )

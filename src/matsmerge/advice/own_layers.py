@@ -38,6 +38,7 @@ def find_unshared(everyone: Sequence[Checkpoint]) -> list[str]:
     None of them where that is most of a model: then models do not fit, which aligning says.
     """
     tables, found = name_tables(everyone), []
+    modules = {_module_of(name) for table in tables for name in table}
     for name in dict.fromkeys(n for table in tables for n in table):
         specs = [c.specs[t[name]] for c, t in zip(everyone, tables, strict=True) if name in t]
         if any(spec.dtype not in FLOAT_DTYPES for spec in specs) or _NEVER_OWN.search(name):
@@ -45,7 +46,7 @@ def find_unshared(everyone: Sequence[Checkpoint]) -> list[str]:
         lacking = [table for table in tables if name not in table]
         is_missing = bool(lacking) and not _is_of_stack(name, lacking)
         other_outputs = len({s.shape for s in specs}) > 1 and len({s.shape[1:] for s in specs}) == 1
-        if is_missing or (other_outputs and not _NUMBERED.search(name)):
+        if is_missing or (other_outputs and not _is_in_stack(_module_of(name), modules)):
             found.append(name)
     sizes = {n: everyone[0].specs[t].num_elements for n, t in tables[0].items()}
     share = sum(sizes.get(name, 0) for name in found) / max(1, sum(sizes.values()))
@@ -66,6 +67,15 @@ def _is_of_stack(name: str, lacking: Iterable[Collection[str]]) -> bool:
     )
 
 
+def _is_in_stack(module: str, modules: Collection[str]) -> bool:
+    """Is it of numbered layers? A `classifier.1` that is all there is of `classifier` is a head."""
+    number = _NUMBERED.search(module)
+    if number is None or number.end() < len(module):
+        return number is not None
+    stack = module.removesuffix(module.rpartition(".")[2])
+    return any(other != module and other.startswith(stack) for other in modules)
+
+
 def find_fresh(vectors: TaskVectors) -> dict[str, float]:
     """Modules outside of the numbered layers that were learnt from scratch, by how far they moved.
 
@@ -75,11 +85,11 @@ def find_fresh(vectors: TaskVectors) -> dict[str, float]:
     found: dict[str, float] = {}
     modules: dict[str, list[str]] = {}
     for name in vectors.products:
-        modules.setdefault(name.rpartition(".")[0], []).append(name)
+        modules.setdefault(_module_of(name), []).append(name)
     typical = vectors.typical_changes
     for module, names in modules.items():
         matrices = [name for name in names if name in vectors.matrices]
-        if not matrices or _NUMBERED.search(module) or _NEVER_OWN.search(module):
+        if not matrices or _is_in_stack(module, modules) or _NEVER_OWN.search(module):
             continue
         geometry = vectors.of(matrices)
         changes = geometry.changes
@@ -95,7 +105,11 @@ def find_fresh(vectors: TaskVectors) -> dict[str, float]:
 
 def in_modules(names: Iterable[str], modules: Collection[str]) -> list[str]:
     """The parameters that are directly in some of these modules."""
-    return [name for name in names if name.rpartition(".")[0] in modules]
+    return [name for name in names if _module_of(name) in modules]
+
+
+def _module_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def make_patterns(own: Sequence[str], everything: Iterable[str]) -> list[str]:

@@ -67,6 +67,8 @@ def candidates(now: Situation) -> Iterator[Candidate]:
             "intermediate-small 87.9 % by task arithmetic, 76.7 % by mats_kfac)",
         )
         return
+    if now.has_data:
+        yield _along_data(now)
     if now.view == "vectors":
         if "block_fisher" in now.kinds:
             yield Candidate(
@@ -78,20 +80,6 @@ def candidates(now: Situation) -> Iterator[Candidate]:
             )
         yield _arithmetic(now, "the best for (IA)^3 vectors without statistics (text-small)")
         return
-    if now.has_data:
-        held: dict[str, Any] = {}
-        if now.poor:
-            held = {"from_init": list(now.poor), "otherwise": "init", "init": _START_OF_POOR}
-        yield Candidate(
-            {"name": "mats_cross", **held},
-            "there is data for every model; layer after layer, the merged model is made to output "
-            "what each model's own outputs. No labels are needed"
-            + (". For poor models it is what the init outputs (from_init)" if held else ""),
-            statistics="kfac" in now.kinds,
-            data=True,
-            output=None if now.view == "full" else "dense",
-            is_close=not held,
-        )
     if "kfac" in now.kinds:
         yield Candidate(
             {"name": "mats_kfac"},
@@ -125,6 +113,29 @@ def candidates(now: Situation) -> Iterator[Candidate]:
             "neither",
         )
     yield _arithmetic(now, "it can always be used")
+
+
+def _along_data(now: Situation) -> Candidate:
+    """The method that runs the models."""
+    held: dict[str, Any] = {}
+    if now.poor:
+        held = {"from_init": list(now.poor), "otherwise": "init", "init": _START_OF_POOR}
+    output = "dense" if now.view in ("folded", "joint") else None
+    return Candidate(
+        {"name": "mats_cross", **held},
+        "there is data for every model; layer after layer, the merged model is made to output "
+        "what each model's own outputs. No labels are needed"
+        + (". For poor models it is what the init outputs (from_init)" if held else "")
+        + (
+            ". Without `output: dense` the result is an adapter again, cut to a rank"
+            if output
+            else ""
+        ),
+        statistics="kfac" in now.kinds,
+        data=True,
+        output=output,
+        is_close=not held,
+    )
 
 
 def _arithmetic(now: Situation, why: str) -> Candidate:

@@ -49,6 +49,11 @@ class TaskVectors:
         return self.of(self.products)
 
     @cached_property
+    def of_matrices(self) -> "Geometry":
+        """All matrices as one vector; scales of norms are about 1 in any model."""
+        return self.of(self.matrices) if self.matrices else self.whole
+
+    @cached_property
     def layers(self) -> "dict[str, Geometry]":
         """By layer, that is by the first number in a name; the rest together."""
         names: dict[str, list[str]] = {}
@@ -59,11 +64,15 @@ class TaskVectors:
 
     @cached_property
     def typical_changes(self) -> list[float]:
-        """Of each model the median over matrices of how far they moved, relative to the base."""
+        """Of each model the median over matrices of how far they moved, relative to the base.
+
+        Matrices that a model leaves alone, as a LoRA does most, are not counted.
+        """
         moved = [self.of([name]).changes for name in sorted(self.matrices)]
         if not moved:
             return self.whole.changes
-        return [median(own) for own in zip(*moved, strict=True)]
+        each = ([change for change in own if change] for own in zip(*moved, strict=True))
+        return [median(own) if own else 0.0 for own in each]
 
 
 @dataclass(frozen=True)

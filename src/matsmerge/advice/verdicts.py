@@ -18,6 +18,8 @@ from matsmerge.statistics.marks import is_clearly_better
 POOR_VARIETY = 0.1
 # Task vectors are added up: one that is three times as long decides the direction of the sum.
 LARGE_NORM = 3.0
+# A model whose changes are these shares of the others' and of the base's norm adds nothing.
+UNMOVED_BESIDE_OTHERS, UNMOVED_CHANGE = 0.01, 1e-4
 # Fisher information differs between models by small factors in any case.
 OTHER_CONFIDENCE = 10.0
 # Independent task vectors have a cosine of about 0, two trainings on the same data 0.1. Near 1 are
@@ -43,13 +45,24 @@ def is_poor(answers: Answers) -> bool:
     return not is_clearly_better(answers.accuracy, answers.majority, answers.num_examples)
 
 
-def large_norms(vectors: TaskVectors, poor: Collection[str] = ()) -> dict[str, float]:
+def unmoved(vectors: TaskVectors) -> tuple[str, ...]:
+    """Models that are the base, or so near to it that beside the others they do nothing."""
+    norms = vectors.whole.norms
+    found = []
+    for i, (name, change) in enumerate(zip(vectors.models, vectors.whole.changes, strict=True)):
+        others = norms[:i] + norms[i + 1 :]
+        is_short = bool(others) and norms[i] < UNMOVED_BESIDE_OTHERS * median(others)
+        if norms[i] == 0 or (is_short and change < UNMOVED_CHANGE):
+            found.append(name)
+    return tuple(found)
+
+
+def large_norms(vectors: TaskVectors, left_out: Collection[str] = ()) -> dict[str, float]:
     """Models whose task vectors are much longer than is usual here, by how many times.
 
-    How far a poor model moved is no measure for the others.
+    How far a poor model moved, or one that hardly did, is no measure for the others.
     """
-    all_norms = dict(zip(vectors.models, vectors.whole.norms, strict=True))
-    norms = {name: norm for name, norm in all_norms.items() if name not in poor}
+    norms = _norms(vectors, left_out)
     found = {}
     for name, norm in norms.items():
         others = [other for of, other in norms.items() if of != name]
@@ -60,16 +73,15 @@ def large_norms(vectors: TaskVectors, poor: Collection[str] = ()) -> dict[str, f
 
 def judge_origin(vectors: TaskVectors) -> Iterator[Finding]:
     """Were the models fine-tuned from this base?"""
-    cosines, typical = vectors.whole.cosines_with_base, vectors.typical_changes
-    norms = vectors.whole.norms
-    strange, same, far = [], [], []
-    for i, name in enumerate(vectors.models):
-        if norms[i] == 0:
-            same.append(name)
-        elif cosines[i] < UNRELATED_COSINE:
+    cosines, typical = vectors.of_matrices.cosines_with_base, vectors.typical_changes
+    same, strange, far = [*unmoved(vectors)], [], {}
+    for name, cosine, change in zip(vectors.models, cosines, typical, strict=True):
+        if name in same:
+            continue
+        if cosine < UNRELATED_COSINE:
             strange.append(name)
-        elif typical[i] > FAR_CHANGE:
-            far.append(name)
+        elif change > FAR_CHANGE:
+            far[name] = change
     if strange:
         yield Finding(
             "base",
@@ -83,17 +95,19 @@ def judge_origin(vectors: TaskVectors) -> Iterator[Finding]:
         yield Finding(
             "base",
             "warning",
-            f"{_named(same)} {_is(same)} the base itself, but for the head; leave it out: it adds "
-            "nothing and dilutes the others.",
+            f"{_named(same)} {_is(same)} the base itself, or next to it, but for the head; leave "
+            f"{'it out: it adds' if len(same) == 1 else 'them out: they add'} nothing and "
+            f"dilute{_s(same)} the others.",
             tuple(same),
         )
     if far:
+        said = _span(min(far.values()), max(far.values()))
         yield Finding(
             "distance",
             "warning",
-            f"{_named(far)} moved far from the base: a typical matrix by "
-            f"{_span(min(typical), max(typical))} of its norm. Averages lose much of what such "
-            "models know; a method that runs them on their data (mats_cross) keeps most of it.",
+            f"{_named([*far])} moved far from the base: a typical matrix by {said} of its norm. "
+            "Averages lose much of what such models know; a method that runs them on their data "
+            "(mats_cross) keeps most of it.",
             tuple(far),
         )
     if not (strange or same or far):
@@ -106,7 +120,9 @@ def judge_origin(vectors: TaskVectors) -> Iterator[Finding]:
         )
 
 
-def judge_norms(vectors: TaskVectors, large: Mapping[str, float]) -> Iterator[Finding]:
+def judge_norms(
+    vectors: TaskVectors, large: Mapping[str, float], left_out: Collection[str] = ()
+) -> Iterator[Finding]:
     """Would one model, of those with long task vectors, drown the others?"""
     if large:
         said = ", ".join(f"{name} {ratio:.1f} times" for name, ratio in large.items())
@@ -119,7 +135,7 @@ def judge_norms(vectors: TaskVectors, large: Mapping[str, float]) -> Iterator[Fi
             tuple(large),
         )
         return
-    norms = [norm for norm in vectors.whole.norms if norm]
+    norms = [norm for norm in _norms(vectors, left_out).values() if norm]
     if len(norms) > 1:
         yield Finding(
             "norms",
@@ -218,6 +234,11 @@ def judge_answers(answers: Mapping[str, Answers]) -> Iterator[Finding]:
             f"{every} tells its own examples apart (mean probability of the likeliest answer "
             f"{_span(min(confidences), max(confidences))}).",
         )
+
+
+def _norms(vectors: TaskVectors, left_out: Collection[str]) -> dict[str, float]:
+    norms = dict(zip(vectors.models, vectors.whole.norms, strict=True))
+    return {name: norm for name, norm in norms.items() if name not in left_out}
 
 
 def _named(names: list[str]) -> str:
