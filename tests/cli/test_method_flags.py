@@ -55,6 +55,7 @@ def test_no_option_has_the_name_of_something_else() -> None:
     ("flags", "assignments", "method"),
     [
         ({"method": "ties", "scale": "0.5", "trim": None}, [], {"name": "ties", "scale": 0.5}),
+        ({"from_init": ("a", "b"), "names": ()}, [], {"from_init": "a,b"}),
         ({"bias": False}, ["iterations=7"], {"bias": False, "iterations": 7}),
         ({"scale": "0.5"}, ["scale=1e-3"], {"scale": "1e-3"}),
         ({}, ["scale=[0.1, 0.5]"], {"scale": [0.1, 0.5]}),

@@ -39,11 +39,12 @@ def parse_method(flags: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
     """A method as plain data, from its flags and from what was given as `--set scale=0.3`."""
     from matsmerge.files.strict_yaml import parse_yaml
 
-    method = {
-        key: parse_yaml(value, flag_of(key), RecipeError) if isinstance(value, str) else value
-        for key, value in flags.items()
-        if value is not None
-    }
+    method = {}
+    for key, given in flags.items():
+        value = ",".join(given) or None if isinstance(given, (list, tuple)) else given
+        if value is not None:
+            is_text = isinstance(value, str)
+            method[key] = parse_yaml(value, flag_of(key), RecipeError) if is_text else value
     if "method" in method:
         method["name"] = method.pop("method")
     for text in assignments:
@@ -101,6 +102,8 @@ def _made(kind: str, text: str, panel: str | None, values: Iterable[str] = ()) -
     """A field of which a model can be made."""
     if kind == "bool":
         return bool | None, option(description=text, panel=panel)
+    if kind == "names":
+        return list[str], option([], description=f"{text} Repeatable.", panel=panel, metavar="NAME")
     known = list(values) or (kind.split("|") if "|" in kind else None)
     metavar = _METAVARS.get(kind, kind)
     return str | None, option(description=text, panel=panel, metavar=metavar, values=known)
