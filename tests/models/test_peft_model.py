@@ -173,7 +173,7 @@ def test_a_head_in_a_file_of_its_own(tmp_path: Path) -> None:
     head = {name: state.pop(name) for name in list(state) if "classifier" in name}
     save_file(state, path)
     save_file(head, tmp_path / "head.safetensors")
-    with pytest.raises(DataError, match="give the head with --head"):
+    with pytest.raises(DataError, match="give the head as `head:`"):
         load_model(tmp_path / "adapter")
     loaded = load_model(tmp_path / "adapter", head=tmp_path / "head.safetensors")
     check_folded(loaded, adapted, QUERIES)

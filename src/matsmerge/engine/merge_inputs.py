@@ -130,7 +130,7 @@ def _choose_view(recipe: Recipe, adapters: Mapping[str, Adapter]) -> tuple[Adapt
         problems.append("rank is that of a LoRA to write, and output is dense; leave out either")
     for key in ("rank", "align"):
         if getattr(recipe, key) is not None and not (all_of is not None and all_of.has_rank):
-            problems.append(f"{key}: is for merging LoRA adapters, and not all models are some")
+            problems.append(f"{key}: is for LoRA adapters; not all of these models are LoRAs")
     RecipeError.raise_all(problems)
     is_joint = recipe.align is not None or recipe.rank == "concatenate"
     uses_dora = any(adapter.config.uses_dora for adapter in adapters.values())

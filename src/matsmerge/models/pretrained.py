@@ -176,7 +176,7 @@ def _missing(label: str, model: nn.Module, names: Sequence[str]) -> list[str]:
         return [f"{label}: lacks {_few(names)}, which {type(model).__name__} needs"]
     return [
         f"{label}: has no head for this task: {type(model).__name__} needs {_few(names)}, which "
-        "would be random; give the head with --head FILE, or `head:` in the task file"
+        "would be random; give the head as `head:` of a task file (mats collect: --head FILE)"
     ]
 
 

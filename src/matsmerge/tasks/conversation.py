@@ -91,8 +91,8 @@ def check_template(tokenizer: Any) -> None:
         return
     raise DataError(
         f"{tokenizer.name_or_path}: the tokenizer has no chat template, which messages need; put "
-        "chat_template.jinja beside it, say where another one is with --tokenizer FOLDER, or make "
-        "columns input and target, or text"
+        "chat_template.jinja beside it, name a folder that has one as `tokenizer:` of a task file "
+        "(mats collect: --tokenizer), or make columns input and target, or text"
     )
 
 

@@ -62,7 +62,8 @@ def choose_kind(
     if kind is None:
         raise DataError(
             f"{label}: its architecture '{architecture_of(config)}' does not say what task it "
-            f"is for; say it with --task, one of {', '.join(TASKS)}"
+            f"is for; say it with `task:` in a task file (mats collect: --task), one of "
+            f"{', '.join(TASKS)}"
         )
     if inferred is not None and inferred not in (kind, kind.model_kind(config)):
         raise DataError(
