@@ -184,6 +184,7 @@ def test_copies_the_base_and_other_models() -> None:
     stranger = {n: torch.randn(8, 8) * 3 for n in base}
     strange = matsmerge.advise([models[0], stranger], base)
     assert "hardly resembles the base" in strange.warnings[0]
+    assert "do not all fit this base" in strange.summary
 
 
 def test_json_has_no_infinity() -> None:

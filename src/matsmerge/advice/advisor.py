@@ -58,7 +58,7 @@ def give_advice(subject: AdviceSubject, num_examples: int, progress: Progress) -
         *expect(chosen.candidate.name, situation.change),
     )
     return Advice(
-        _summarize(chosen, findings, len(vectors.models)),
+        _summarize(chosen, findings, vectors),
         findings,
         chosen.prepared.recipe,
         _describe_models(vectors, chosen.weights, sizes, answers),
@@ -153,9 +153,10 @@ def _judge_fresh(fresh: Mapping[str, float], vectors: TaskVectors) -> Iterator[F
         )
 
 
-def _summarize(chosen: _Choice, findings: tuple[Finding, ...], num_models: int) -> str:
+def _summarize(chosen: _Choice, findings: tuple[Finding, ...], vectors: TaskVectors) -> str:
     num = sum(found.level == "warning" for found in findings)
-    fit = f"The {num_models} models fit together"
+    fits = "do not all fit this base" if verdicts.strangers(vectors) else "fit together"
+    fit = f"The {len(vectors.models)} models {fits}"
     caution = "" if not num else f", with {num} warning{'s' if num > 1 else ''}"
     return f"{fit}{caution}. Merge them by {chosen.candidate.name}: {chosen.candidate.why}."
 

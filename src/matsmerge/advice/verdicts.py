@@ -4,7 +4,7 @@ The thresholds were set by models of our suites, fine-tuned from all-MiniLM-L6-v
 vision transformer; docs/advise.md has what was measured there.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from statistics import median
 
 from matsmerge.advice.advice import Finding
@@ -57,6 +57,16 @@ def unmoved(vectors: TaskVectors) -> tuple[str, ...]:
     return tuple(found)
 
 
+def strangers(vectors: TaskVectors) -> tuple[str, ...]:
+    """Models whose weights have nothing to do with the base's."""
+    cosines = vectors.of_matrices.cosines_with_base
+    return tuple(
+        name
+        for name, cosine in zip(vectors.models, cosines, strict=True)
+        if cosine < UNRELATED_COSINE
+    )
+
+
 def large_norms(vectors: TaskVectors, left_out: Collection[str] = ()) -> dict[str, float]:
     """Models whose task vectors are much longer than is usual here, by how many times.
 
@@ -73,15 +83,12 @@ def large_norms(vectors: TaskVectors, left_out: Collection[str] = ()) -> dict[st
 
 def judge_origin(vectors: TaskVectors) -> Iterator[Finding]:
     """Were the models fine-tuned from this base?"""
-    cosines, typical = vectors.of_matrices.cosines_with_base, vectors.typical_changes
-    same, strange, far = [*unmoved(vectors)], [], {}
-    for name, cosine, change in zip(vectors.models, cosines, typical, strict=True):
-        if name in same:
-            continue
-        if cosine < UNRELATED_COSINE:
-            strange.append(name)
-        elif change > FAR_CHANGE:
-            far[name] = change
+    typical = vectors.typical_changes
+    same = unmoved(vectors)
+    strange = [name for name in strangers(vectors) if name not in same]
+    others = {*vectors.models} - {*same, *strange}
+    changes = dict(zip(vectors.models, typical, strict=True))
+    far = {name: c for name, c in changes.items() if name in others and c > FAR_CHANGE}
     if strange:
         yield Finding(
             "base",
@@ -95,10 +102,10 @@ def judge_origin(vectors: TaskVectors) -> Iterator[Finding]:
         yield Finding(
             "base",
             "warning",
-            f"{_named(same)} {_is(same)} the base itself, or next to it, but for the head; leave "
-            f"{'it out: it adds' if len(same) == 1 else 'them out: they add'} nothing and "
+            f"{_named([*same])} {_is(same)} the base itself, or next to it, but for the head; "
+            f"leave {'it out: it adds' if len(same) == 1 else 'them out: they add'} nothing and "
             f"dilute{_s(same)} the others.",
-            tuple(same),
+            same,
         )
     if far:
         said = _span(min(far.values()), max(far.values()))
@@ -245,11 +252,11 @@ def _named(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _is(names: list[str]) -> str:
+def _is(names: Sequence[str]) -> str:
     return "is" if len(names) == 1 else "are"
 
 
-def _s(names: list[str]) -> str:
+def _s(names: Sequence[str]) -> str:
     return "s" if len(names) == 1 else ""
 
 
