@@ -345,3 +345,11 @@ def test_what_is_wrong_with_any_model_is_said_first(mats: Run, bert: Path, tmp_p
     assert "label 7 is out of range" in " ".join(err.split())
     assert "no column 'text'" in " ".join(err.split())
     assert not any(out.exists() for out in outs)
+    data[1].write_text("")
+    outs[0].write_text("something of somebody's")
+    options[8:] = ["--data", tmp_path / "none.jsonl", "--out", outs[2]]
+    options += ["--data", data[0], "--out", tmp_path / "other.safetensors"]
+    code, _, err = mats("collect", *[bert] * 4, *options, "--statistics", "fisher", "-q")
+    assert code == 1
+    for message in ("exists already", "label.jsonl", "none.jsonl"):
+        assert message in " ".join(err.split())

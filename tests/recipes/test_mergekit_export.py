@@ -110,6 +110,26 @@ def test_stacks() -> None:
         assert (ours.starts_at(i), ours.base_at(i)) == (again.starts_at(i), again.base_at(i))
 
 
+def test_every_slice_lists_a_base_that_may_be_left_out_here() -> None:
+    text = "{models: [a, b], base: c, method: nuslerp, stack: [{a: [0, 2], b: [1, 3]}]}"
+    theirs = to_mergekit(make_recipe(yaml.safe_load(text)), {})
+    assert theirs is not None
+    ((*_, last),) = (one["sources"] for one in theirs["slices"])
+    assert last == {"model": "c", "layer_range": [0, 2]}
+    assert "&" not in yaml.safe_dump(theirs)  # no ranges that are one and the same
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", None])
+def test_only_the_result_is_rounded(dtype: str | None) -> None:
+    theirs = to_mergekit(
+        make_recipe({"models": ["a", "b"], "method": "average", "dtype": dtype}), {}
+    )
+    assert theirs is not None
+    is_short = dtype in ("float16", "bfloat16")
+    assert theirs.get("dtype") == ("float32" if is_short else dtype)
+    assert theirs.get("out_dtype") == (dtype if is_short else None)
+
+
 SLICES = {
     "evolved": """
         base_model: c

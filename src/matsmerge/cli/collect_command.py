@@ -10,8 +10,9 @@ from matsmerge.cli.collection_work import CollectionWork, collect_on
 from matsmerge.cli.display import JsonScreen
 from matsmerge.cli.field_options import RUNNING, CommandOptions, argument, option, takes_options
 from matsmerge.cli.shared_options import Batches, Execution, Resuming, parse_pairs
-from matsmerge.errors import CheckpointError, DataError, RecipeError, closest
+from matsmerge.errors import CheckpointError, DataError, MatsError, RecipeError, closest
 from matsmerge.limits import MOST_AT_ONCE, MOST_COUNTED, MOST_SAMPLES, NUM_SEEDS
+from matsmerge.problems import noted
 from matsmerge.statistics.ranks import RANK_UNLESS_GIVEN
 
 if TYPE_CHECKING:
@@ -187,9 +188,13 @@ def collect(
     parts = [Process(rank, num) for rank in range(num)] if num > 1 else []
     if parts:
         _check_parts(targets, is_on_ray=on_ray is not None)
+    problems: list[str] = []
     for target in targets:
-        check_output(target, **dict(earlier), may_be_finished=earlier.resume, parts=parts)
-    asked = _asked(len(models), examples, loading)
+        with noted(problems):
+            check_output(target, **dict(earlier), may_be_finished=earlier.resume, parts=parts)
+    with noted(problems):
+        asked = _asked(len(models), examples, loading)
+    MatsError.raise_all(problems)
     device = loading.device
     if process.num_processes > 1 and device is None and loading.device_map is None:
         device = _own_device()
@@ -301,11 +306,14 @@ def _asked(
     given = {key: getattr(examples, key) for key in ("split", "columns", "max_length")}
     given |= {key: getattr(loading, key) for key in ("head", "tokenizer")}
     asked = []
+    problems: list[str] = []
     for i in range(num_models):
-        described = _task_file(tasks[i % len(tasks)], given | {"data": data[i % len(data)]})
-        if described.data is None:
-            raise DataError("say which data to use with --data FILE")
-        asked.append((described, read_split(described)))
+        with noted(problems):
+            described = _task_file(tasks[i % len(tasks)], given | {"data": data[i % len(data)]})
+            if described.data is None:
+                raise DataError("say which data to use with --data FILE")
+            asked.append((described, read_split(described)))
+    MatsError.raise_all(problems)
     return asked
 
 

@@ -9,6 +9,7 @@ from matsmerge.cli.collected_display import describe_collected, show_collected
 from matsmerge.cli.display import Screen
 from matsmerge.cli.needs_display import describe_least, describe_needs, show_least, show_needs
 from matsmerge.errors import DataError, MatsError
+from matsmerge.problems import noted
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -79,13 +80,11 @@ class CollectionWork:
 
         Only adapters, which share their base, are loaded with values for that.
         """
-        problems: dict[str, None] = {}
+        problems: list[str] = []
         for i, model in enumerate(self.models):
-            is_spread = self.device_map is not None
-            try:
-                self.ready(i, screen, is_empty=model not in adapters and not is_spread)
-            except MatsError as error:
-                problems |= dict.fromkeys(error.problems)
+            with noted(problems):
+                is_empty = model not in adapters and self.device_map is None
+                self.ready(i, screen, is_empty=is_empty)
         MatsError.raise_all(problems)
 
     def describe(self, i: int, screen: Screen) -> dict[str, Any]:

@@ -57,6 +57,9 @@ def _translated(recipe: Recipe, rename: Mapping[str, str]) -> dict[str, Any]:
         value = recipe.model_dump(mode="json").get(key)
         if value not in (None, WIDEST):  # which is its default
             found[key] = value
+    if found.get("dtype") in ("float16", "bfloat16"):
+        # It rounds models to its dtype before it merges them, we round the result alone.
+        found |= {"dtype": "float32", "out_dtype": found["dtype"]}
     return found
 
 
@@ -237,7 +240,7 @@ def _add_base(
 ) -> None:
     """List the base where a stack takes the same layers of it, as mergekit wants it."""
     base = whole.get("base_model")
-    needs_it = MERGEKIT_METHODS[whole["merge_method"]].base == "required"
+    needs_it = MERGEKIT_METHODS[whole["merge_method"]].base != "ignored"
     listed: Sequence[Any] = [source["model"] for source in sources]
     if needs_it and BASE not in ranges and base is not None and base not in listed:
-        sources.append({"model": base, "layer_range": sources[0]["layer_range"]})
+        sources.append({"model": base, "layer_range": [*sources[0]["layer_range"]]})
