@@ -102,6 +102,9 @@ def test_collecting_with_a_rank(mats: Run, tmp_path: Path) -> None:
         code, _, err = mats(*command, "--overwrite", "--rank", rank)
         assert code != 0
         assert message in " ".join(err.split())
+    code, _, err = mats(*command, "--overwrite", "--rank", 8, "--statistics", "fisher")
+    assert code == 1
+    assert "is of gram and kfac, and fisher has none" in " ".join(err.split())
     for rank in ("full", "auto"):
         code, printed, err = mats(*command, "--overwrite", "--rank", rank, "--json")
         assert code == 0, err

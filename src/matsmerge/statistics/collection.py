@@ -350,6 +350,9 @@ def _check_rank(options: CollectionOptions, maps: Iterable[LinearMap]) -> None:
     if rank is None or options.rank == "auto":
         return
     moments = [kind for kind in options.collected if isinstance(kind, MomentStatistic)]
+    if not moments:
+        kinds = ", ".join(kind.name for kind in options.collected)
+        raise RecipeError(f"rank: is of gram and kfac, and {kinds} has none; leave it out")
     pairs = [(kind, m) for m in maps for kind in moments if kind.refuses(m) is None]
     if not any(kind.has_sketch(m, rank) for kind, m in pairs):
         widest = max((kind.dim(m) for kind, m in pairs if m.layout != "embedding"), default=0)
