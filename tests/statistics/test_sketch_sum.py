@@ -191,7 +191,7 @@ def test_full_is_as_it_was(model: nn.Module, batches: list[Batch], tmp_path: Pat
     ("rank", "kinds", "message"),
     [
         (64, "kfac", "at least 131 inputs or outputs, and the widest that is collected has 64"),
-        (4, "fisher", "the widest that is collected has 0"),
+        (4, "fisher", "is of gram and kfac, and fisher has none"),
         (0, "gram", "rank: expected a number of at least 1, full or auto, found 0"),
         ("lots", "gram", "expected a number of at least 1, full or auto, found 'lots'"),
         (True, "gram", "found True"),
