@@ -51,6 +51,13 @@ def test_norms_and_angles(monkeypatch: pytest.MonkeyPatch) -> None:
                 assert float(geometry.cosines[i, j]) == pytest.approx(float(cosine(a, b, dim=0)))
 
 
+def test_typical_changes_are_of_matrices_that_moved() -> None:
+    """A LoRA leaves most matrices alone."""
+    base, _ = make_states(1)
+    lora = base | {"layers.0.w": base["layers.0.w"] * 1.2}
+    assert measure(base, [lora, base]).typical_changes == pytest.approx([0.2, 0.0])
+
+
 def test_typical_changes_are_of_matrices_alone() -> None:
     base, model = make_states(1)
     moved = {n: t * 1.5 for n, t in base.items()} | {"layers.0.b": model["layers.0.b"] * 100}
