@@ -83,8 +83,7 @@ class CollectionWork:
         problems: list[str] = []
         for i, model in enumerate(self.models):
             with noted(problems):
-                is_empty = model not in adapters and self.device_map is None
-                self.ready(i, screen, is_empty=is_empty)
+                self.ready(i, screen, is_empty=model not in adapters)
         MatsError.raise_all(problems)
 
     def describe(self, i: int, screen: Screen) -> dict[str, Any]:
